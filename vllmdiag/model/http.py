@@ -1,0 +1,31 @@
+"""What is recorded of HTTP: one value per GET, and the counters that matter out of /metrics."""
+
+from __future__ import annotations
+
+from .base import Fact
+
+
+class HttpProbe(Fact):
+    """One GET against one port of the instance, with the time each stage took (seconds, None where not reached)."""
+
+    t: float
+    port: int
+    path: str
+    status: int | None
+    """HTTP status, None where no answer came."""
+    error: str = ""
+    """``refused``, ``timeout``, ``reset`` or other words; empty when answered."""
+    connect_s: float | None = None
+    first_byte_s: float | None = None
+    total_s: float | None = None
+    version: str | None = None
+    """vLLM's version, from /version."""
+
+
+class MetricsScrape(Fact):
+    """The samples of /metrics that show motion, one value per (metric, engine)."""
+
+    t: float
+    port: int
+    values: dict[str, dict[str, float]]
+    """metric name without ``vllm:`` -> engine label ("" where absent) -> value, summed over other labels."""

@@ -1,0 +1,97 @@
+"""The Snapshot: everything observed of one or more vLLM instances over one window. A value, never a handle."""
+
+from __future__ import annotations
+
+from .base import Fact, Missing
+from .http import HttpProbe, MetricsScrape
+from .process import Process
+from .shm import Segment, ShmMount
+from .sockets import Socket
+
+SNAPSHOT_SCHEMA = "vllmdiag.snapshot/1"
+
+
+class Viewer(Fact):
+    """Who looked, and what the kernel lets it see."""
+
+    pid: int
+    uid: int
+    access: str
+    """``full`` (may read every process), ``same-uid`` (own processes only), ``observer`` (neither attach nor descriptors)."""
+    capabilities: tuple[str, ...] = ()
+    yama_scope: int | None = None
+    hidepid: int = 0
+    namespaces: dict[str, int] = {}
+
+
+class Node(Fact):
+    """The machine."""
+
+    hostname: str = ""
+    kernel: str = ""
+    boot_id: str = ""
+    machine: str = ""
+    n_cpus: int = 0
+    load1: float | None = None
+    mem_total: int | None = None
+    mem_available: int | None = None
+    clock_ticks: int = 100
+
+
+class KernelLine(Fact):
+    """A line of the kernel log that matters (OOM kill, segfault, Xid)."""
+
+    t: float | None
+    """Seconds after boot."""
+    text: str
+
+
+class LogLine(Fact):
+    """A line of a vLLM log that was given or found."""
+
+    file: str
+    number: int
+    text: str
+
+
+class SourceCost(Fact):
+    """What one source cost."""
+
+    source: str
+    wall_s: float
+    note: str = ""
+
+
+class Snapshot(Fact):
+    """Everything that was seen, and everything that could not be seen, in one window."""
+
+    schema: str = SNAPSHOT_SCHEMA
+    tool: str = ""
+    """Version of vllmdiag that took it."""
+    observed_at: str = ""
+    """End of the window, RFC 3339 UTC."""
+    window_s: float = 0.0
+    """Seconds between the first and the last sample."""
+    viewer: Viewer | None = None
+    node: Node = Node()
+    target_pids: tuple[int, ...] = ()
+    """Processes that belong to the instance asked for; others are context (owners, orphans, neighbours)."""
+    processes: tuple[Process, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    shm_mounts: tuple[ShmMount, ...] = ()
+    sockets: tuple[Socket, ...] = ()
+    http: tuple[HttpProbe, ...] = ()
+    metrics: tuple[MetricsScrape, ...] = ()
+    kernel_lines: tuple[KernelLine, ...] = ()
+    log_lines: tuple[LogLine, ...] = ()
+    ipc_paths_missing: tuple[str, ...] = ()
+    """Paths that sockets of the instance are bound to and that no longer exist in the owner's mount namespace."""
+    missing: tuple[Missing, ...] = ()
+    costs: tuple[SourceCost, ...] = ()
+
+    def process(self, pid: int) -> Process | None:
+        """The process with that pid, or None."""
+        for process in self.processes:
+            if process.pid == pid:
+                return process
+        return None
