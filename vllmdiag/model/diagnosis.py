@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from .base import Fact, Missing
 
 DIAGNOSIS_SCHEMA = "vllmdiag.diagnosis/1"
@@ -16,21 +18,21 @@ Confidence = Literal["high", "medium", "low"]
 LAYER_NAMES = {0: "healthy", 1: "process", 2: "handshake", 3: "queue", 4: "gpu", 5: "client"}
 
 
-class Subject(Fact):
+class Subject(Fact, frozen=True):
     """Which process (or rank, or peer) something is about."""
 
     role: str
     """``APIServer``, ``EngineCore``, ``Worker``, ``DPCoordinator``, ``ResourceTracker``, ``Client``, ``Host`` ..."""
     pid: int | None = None
     """None where the process is gone or on another machine."""
-    rank: dict[str, int] = {}
+    rank: dict[str, int] = msgspec.field(default_factory=dict)
     """e.g. ``{"tp": 1}``; ``{"dp": 0}`` for an engine; ``{"index": 1}`` for the second API server."""
     node: str | None = None
     label: str = ""
     """The name people see, e.g. ``Worker_TP1`` or ``EngineCore_DP0/Worker_TP1``."""
 
 
-class Link(Fact):
+class Link(Fact, frozen=True):
     """One step of the chain of waits, from the client to the root."""
 
     subject: Subject
@@ -38,7 +40,7 @@ class Link(Fact):
     """What it does or waits for, in a few words."""
 
 
-class NextStep(Fact):
+class NextStep(Fact, frozen=True):
     """A command to run next, why, and what it may cost."""
 
     command: str
@@ -47,7 +49,7 @@ class NextStep(Fact):
     """``none`` (read-only), or what it may break."""
 
 
-class Finding(Fact):
+class Finding(Fact, frozen=True):
     """One thing that was found, with the evidence for it."""
 
     cause: str
@@ -66,7 +68,7 @@ class Finding(Fact):
     """Cause of the finding that explains this one; None for a root."""
 
 
-class Verdict(Fact):
+class Verdict(Fact, frozen=True):
     """The first blocker, or the healthy state."""
 
     status: Status
@@ -81,7 +83,7 @@ class Verdict(Fact):
     evidence: tuple[str, ...] = ()
 
 
-class LayerResult(Fact):
+class LayerResult(Fact, frozen=True):
     """What one layer looks like."""
 
     layer: int
@@ -90,7 +92,7 @@ class LayerResult(Fact):
     summary: str
 
 
-class Target(Fact):
+class Target(Fact, frozen=True):
     """The instance that was judged."""
 
     api_server_pids: tuple[int, ...] = ()
@@ -101,16 +103,16 @@ class Target(Fact):
     port: int | None = None
 
 
-class Cost(Fact):
+class Cost(Fact, frozen=True):
     """What the look cost."""
 
     wall_s: float = 0.0
     ptrace_calls: int = 0
     processes_dumped: int = 0
-    sources: dict[str, float] = {}
+    sources: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-class Diagnosis(Fact):
+class Diagnosis(Fact, frozen=True):
     """The whole answer."""
 
     schema: str = DIAGNOSIS_SCHEMA

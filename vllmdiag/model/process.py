@@ -6,10 +6,12 @@ live sources, by a bundle and by pasted evidence, so most fields have a default 
 
 from __future__ import annotations
 
+import msgspec
+
 from .base import Fact, Missing
 
 
-class ProcessSample(Fact):
+class ProcessSample(Fact, frozen=True):
     """One look at /proc/PID/stat (and io) at `t` seconds after the start of the window."""
 
     t: float
@@ -28,7 +30,7 @@ class ProcessSample(Fact):
     """Resident set, bytes."""
 
 
-class ThreadSample(Fact):
+class ThreadSample(Fact, frozen=True):
     """One look at /proc/PID/task/TID/stat."""
 
     t: float
@@ -37,7 +39,7 @@ class ThreadSample(Fact):
     stime: float
 
 
-class Thread(Fact):
+class Thread(Fact, frozen=True):
     """One thread of a process, seen over the window."""
 
     tid: int
@@ -48,7 +50,7 @@ class Thread(Fact):
     """Kernel function it sleeps in; empty where running or not readable."""
 
 
-class Frame(Fact):
+class Frame(Fact, frozen=True):
     """One Python (or native) frame."""
 
     name: str
@@ -58,7 +60,7 @@ class Frame(Fact):
     line: int = 0
 
 
-class ThreadStack(Fact):
+class ThreadStack(Fact, frozen=True):
     """The stack of one thread in one dump. `frames[0]` is the innermost frame."""
 
     name: str
@@ -71,7 +73,7 @@ class ThreadStack(Fact):
     frames: tuple[Frame, ...] = ()
 
 
-class StackDump(Fact):
+class StackDump(Fact, frozen=True):
     """All Python threads of one process at one time."""
 
     t: float
@@ -79,7 +81,7 @@ class StackDump(Fact):
     took_s: float = 0.0
 
 
-class ShmFd(Fact):
+class ShmFd(Fact, frozen=True):
     """A descriptor of the process that is open on a file in a tmpfs such as /dev/shm."""
 
     fd: int
@@ -91,7 +93,7 @@ class ShmFd(Fact):
     size: int
 
 
-class Limits(Fact):
+class Limits(Fact, frozen=True):
     """Soft limits of the target itself (/proc/PID/limits); None means unlimited."""
 
     nofile: int | None = None
@@ -101,7 +103,7 @@ class Limits(Fact):
     address_space: int | None = None
 
 
-class Cgroup(Fact):
+class Cgroup(Fact, frozen=True):
     """The control group of the target: limits in force and how often they bit. None where the file does not exist."""
 
     path: str
@@ -119,7 +121,7 @@ class Cgroup(Fact):
     throttled_s: float | None = None
 
 
-class Namespaces(Fact):
+class Namespaces(Fact, frozen=True):
     """Inode numbers of the namespaces, to compare with those of the tool."""
 
     mnt: int
@@ -129,7 +131,7 @@ class Namespaces(Fact):
     user: int
 
 
-class Memory(Fact):
+class Memory(Fact, frozen=True):
     """smaps_rollup, bytes: PSS is the honest share of pages that several processes map."""
 
     rss: int
@@ -139,7 +141,7 @@ class Memory(Fact):
     pss_shmem: int = 0
 
 
-class Process(Fact):
+class Process(Fact, frozen=True):
     """One process of interest. Identity is (`pid`, `starttime`): pids are reused, the pair is not."""
 
     pid: int
@@ -168,7 +170,7 @@ class Process(Fact):
     samples: tuple[ProcessSample, ...] = ()
     threads: tuple[Thread, ...] = ()
     stacks: tuple[StackDump, ...] = ()
-    environ: dict[str, str] = {}
+    environ: dict[str, str] = msgspec.field(default_factory=dict)
     """Allow-listed variables only; empty where the area was overwritten by the title."""
     environ_complete: bool = False
     """False where /proc/PID/environ was clobbered or not readable: an absent variable then proves nothing."""

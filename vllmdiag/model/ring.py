@@ -25,7 +25,7 @@ class SlotState(str, Enum):
     INVALID = "impossible"
 
 
-class Geometry(Fact):
+class Geometry(Fact, frozen=True):
     """Shape of a ring."""
 
     chunks: int
@@ -43,7 +43,7 @@ class Geometry(Fact):
         return self.chunks * self.chunk_bytes + self.metadata_bytes
 
 
-class Slot(Fact):
+class Slot(Fact, frozen=True):
     """One decoded slot."""
 
     index: int
@@ -52,7 +52,7 @@ class Slot(Fact):
     """Reader indices that have not taken it; only for UNREAD."""
 
 
-class RingState(Fact):
+class RingState(Fact, frozen=True):
     """The ring at one instant."""
 
     slots: tuple[Slot, ...]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from .base import Fact, Missing
 from .http import HttpProbe, MetricsScrape
 from .process import Process
@@ -11,7 +13,7 @@ from .sockets import Socket
 SNAPSHOT_SCHEMA = "vllmdiag.snapshot/1"
 
 
-class Viewer(Fact):
+class Viewer(Fact, frozen=True):
     """Who looked, and what the kernel lets it see."""
 
     pid: int
@@ -21,10 +23,10 @@ class Viewer(Fact):
     capabilities: tuple[str, ...] = ()
     yama_scope: int | None = None
     hidepid: int = 0
-    namespaces: dict[str, int] = {}
+    namespaces: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class Node(Fact):
+class Node(Fact, frozen=True):
     """The machine."""
 
     hostname: str = ""
@@ -38,7 +40,7 @@ class Node(Fact):
     clock_ticks: int = 100
 
 
-class KernelLine(Fact):
+class KernelLine(Fact, frozen=True):
     """A line of the kernel log that matters (OOM kill, segfault, Xid)."""
 
     t: float | None
@@ -46,7 +48,7 @@ class KernelLine(Fact):
     text: str
 
 
-class LogLine(Fact):
+class LogLine(Fact, frozen=True):
     """A line of a vLLM log that was given or found."""
 
     file: str
@@ -54,7 +56,7 @@ class LogLine(Fact):
     text: str
 
 
-class SourceCost(Fact):
+class SourceCost(Fact, frozen=True):
     """What one source cost."""
 
     source: str
@@ -62,7 +64,7 @@ class SourceCost(Fact):
     note: str = ""
 
 
-class Snapshot(Fact):
+class Snapshot(Fact, frozen=True):
     """Everything that was seen, and everything that could not be seen, in one window."""
 
     schema: str = SNAPSHOT_SCHEMA
