@@ -18,7 +18,7 @@ Confidence = Literal["high", "medium", "low"]
 LAYER_NAMES = {0: "healthy", 1: "process", 2: "handshake", 3: "queue", 4: "gpu", 5: "client"}
 
 
-class Subject(Fact, frozen=True):
+class Subject(Fact, frozen=True, kw_only=True):
     """Which process (or rank, or peer) something is about."""
 
     role: str
@@ -32,7 +32,7 @@ class Subject(Fact, frozen=True):
     """The name people see, e.g. ``Worker_TP1`` or ``EngineCore_DP0/Worker_TP1``."""
 
 
-class Link(Fact, frozen=True):
+class Link(Fact, frozen=True, kw_only=True):
     """One step of the chain of waits, from the client to the root."""
 
     subject: Subject
@@ -40,7 +40,7 @@ class Link(Fact, frozen=True):
     """What it does or waits for, in a few words."""
 
 
-class NextStep(Fact, frozen=True):
+class NextStep(Fact, frozen=True, kw_only=True):
     """A command to run next, why, and what it may cost."""
 
     command: str
@@ -49,7 +49,7 @@ class NextStep(Fact, frozen=True):
     """``none`` (read-only), or what it may break."""
 
 
-class Finding(Fact, frozen=True):
+class Finding(Fact, frozen=True, kw_only=True):
     """One thing that was found, with the evidence for it."""
 
     cause: str
@@ -68,7 +68,7 @@ class Finding(Fact, frozen=True):
     """Cause of the finding that explains this one; None for a root."""
 
 
-class Verdict(Fact, frozen=True):
+class Verdict(Fact, frozen=True, kw_only=True):
     """The first blocker, or the healthy state."""
 
     status: Status
@@ -83,7 +83,7 @@ class Verdict(Fact, frozen=True):
     evidence: tuple[str, ...] = ()
 
 
-class LayerResult(Fact, frozen=True):
+class LayerResult(Fact, frozen=True, kw_only=True):
     """What one layer looks like."""
 
     layer: int
@@ -92,7 +92,7 @@ class LayerResult(Fact, frozen=True):
     summary: str
 
 
-class Target(Fact, frozen=True):
+class Target(Fact, frozen=True, kw_only=True):
     """The instance that was judged."""
 
     api_server_pids: tuple[int, ...] = ()
@@ -103,7 +103,7 @@ class Target(Fact, frozen=True):
     port: int | None = None
 
 
-class Cost(Fact, frozen=True):
+class Cost(Fact, frozen=True, kw_only=True):
     """What the look cost."""
 
     wall_s: float = 0.0
@@ -112,7 +112,7 @@ class Cost(Fact, frozen=True):
     sources: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-class Diagnosis(Fact, frozen=True):
+class Diagnosis(Fact, frozen=True, kw_only=True):
     """The whole answer."""
 
     schema: str = DIAGNOSIS_SCHEMA

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .base import Fact
 
 
-class HttpProbe(Fact, frozen=True):
+class HttpProbe(Fact, frozen=True, kw_only=True):
     """One GET against one port of the instance, with the time each stage took (seconds, None where not reached)."""
 
     t: float
@@ -22,7 +22,7 @@ class HttpProbe(Fact, frozen=True):
     """vLLM's version, from /version."""
 
 
-class MetricsScrape(Fact, frozen=True):
+class MetricsScrape(Fact, frozen=True, kw_only=True):
     """The samples of /metrics that show motion, one value per (metric, engine)."""
 
     t: float

@@ -11,7 +11,7 @@ import msgspec
 from .base import Fact, Missing
 
 
-class ProcessSample(Fact, frozen=True):
+class ProcessSample(Fact, frozen=True, kw_only=True):
     """One look at /proc/PID/stat (and io) at `t` seconds after the start of the window."""
 
     t: float
@@ -30,7 +30,7 @@ class ProcessSample(Fact, frozen=True):
     """Resident set, bytes."""
 
 
-class ThreadSample(Fact, frozen=True):
+class ThreadSample(Fact, frozen=True, kw_only=True):
     """One look at /proc/PID/task/TID/stat."""
 
     t: float
@@ -39,7 +39,7 @@ class ThreadSample(Fact, frozen=True):
     stime: float
 
 
-class Thread(Fact, frozen=True):
+class Thread(Fact, frozen=True, kw_only=True):
     """One thread of a process, seen over the window."""
 
     tid: int
@@ -50,7 +50,7 @@ class Thread(Fact, frozen=True):
     """Kernel function it sleeps in; empty where running or not readable."""
 
 
-class Frame(Fact, frozen=True):
+class Frame(Fact, frozen=True, kw_only=True):
     """One Python (or native) frame."""
 
     name: str
@@ -60,7 +60,7 @@ class Frame(Fact, frozen=True):
     line: int = 0
 
 
-class ThreadStack(Fact, frozen=True):
+class ThreadStack(Fact, frozen=True, kw_only=True):
     """The stack of one thread in one dump. `frames[0]` is the innermost frame."""
 
     name: str
@@ -73,7 +73,7 @@ class ThreadStack(Fact, frozen=True):
     frames: tuple[Frame, ...] = ()
 
 
-class StackDump(Fact, frozen=True):
+class StackDump(Fact, frozen=True, kw_only=True):
     """All Python threads of one process at one time."""
 
     t: float
@@ -81,7 +81,7 @@ class StackDump(Fact, frozen=True):
     took_s: float = 0.0
 
 
-class ShmFd(Fact, frozen=True):
+class ShmFd(Fact, frozen=True, kw_only=True):
     """A descriptor of the process that is open on a file in a tmpfs such as /dev/shm."""
 
     fd: int
@@ -93,7 +93,7 @@ class ShmFd(Fact, frozen=True):
     size: int
 
 
-class Limits(Fact, frozen=True):
+class Limits(Fact, frozen=True, kw_only=True):
     """Soft limits of the target itself (/proc/PID/limits); None means unlimited."""
 
     nofile: int | None = None
@@ -103,7 +103,7 @@ class Limits(Fact, frozen=True):
     address_space: int | None = None
 
 
-class Cgroup(Fact, frozen=True):
+class Cgroup(Fact, frozen=True, kw_only=True):
     """The control group of the target: limits in force and how often they bit. None where the file does not exist."""
 
     path: str
@@ -121,7 +121,7 @@ class Cgroup(Fact, frozen=True):
     throttled_s: float | None = None
 
 
-class Namespaces(Fact, frozen=True):
+class Namespaces(Fact, frozen=True, kw_only=True):
     """Inode numbers of the namespaces, to compare with those of the tool."""
 
     mnt: int
@@ -131,7 +131,7 @@ class Namespaces(Fact, frozen=True):
     user: int
 
 
-class Memory(Fact, frozen=True):
+class Memory(Fact, frozen=True, kw_only=True):
     """smaps_rollup, bytes: PSS is the honest share of pages that several processes map."""
 
     rss: int
@@ -141,7 +141,7 @@ class Memory(Fact, frozen=True):
     pss_shmem: int = 0
 
 
-class Process(Fact, frozen=True):
+class Process(Fact, frozen=True, kw_only=True):
     """One process of interest. Identity is (`pid`, `starttime`): pids are reused, the pair is not."""
 
     pid: int

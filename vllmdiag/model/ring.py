@@ -25,7 +25,7 @@ class SlotState(str, Enum):
     INVALID = "impossible"
 
 
-class Geometry(Fact, frozen=True):
+class Geometry(Fact, frozen=True, kw_only=True):
     """Shape of a ring."""
 
     chunks: int
@@ -43,7 +43,7 @@ class Geometry(Fact, frozen=True):
         return self.chunks * self.chunk_bytes + self.metadata_bytes
 
 
-class Slot(Fact, frozen=True):
+class Slot(Fact, frozen=True, kw_only=True):
     """One decoded slot."""
 
     index: int
@@ -52,7 +52,7 @@ class Slot(Fact, frozen=True):
     """Reader indices that have not taken it; only for UNREAD."""
 
 
-class RingState(Fact, frozen=True):
+class RingState(Fact, frozen=True, kw_only=True):
     """The ring at one instant."""
 
     slots: tuple[Slot, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .base import Fact, Missing
 
 
-class Holder(Fact, frozen=True):
+class Holder(Fact, frozen=True, kw_only=True):
     """A process that has the segment open or mapped."""
 
     pid: int
@@ -14,7 +14,7 @@ class Holder(Fact, frozen=True):
     """Seen in its memory map; None where the map was not read."""
 
 
-class TailState(Fact, frozen=True):
+class TailState(Fact, frozen=True, kw_only=True):
     """The tail of a segment as it stood from `t` until the next state: run-length coded polling."""
 
     t: float
@@ -22,7 +22,7 @@ class TailState(Fact, frozen=True):
     """The last `tail_bytes` of the segment. For a ring this ends with its metadata (flags)."""
 
 
-class SlotHeads(Fact, frozen=True):
+class SlotHeads(Fact, frozen=True, kw_only=True):
     """The first 7 bytes of each slot under one assumed geometry: overflow mark, buffer count, first length. No payload."""
 
     chunk_bytes: int
@@ -30,7 +30,7 @@ class SlotHeads(Fact, frozen=True):
     heads: tuple[bytes, ...]
 
 
-class PeekedSlot(Fact, frozen=True):
+class PeekedSlot(Fact, frozen=True, kw_only=True):
     """The name of the RPC in one slot, found by walking pickle opcodes; never an argument of it."""
 
     slot: int
@@ -40,7 +40,7 @@ class PeekedSlot(Fact, frozen=True):
     overflow: bool
 
 
-class Segment(Fact, frozen=True):
+class Segment(Fact, frozen=True, kw_only=True):
     """One file of a tmpfs (normally /dev/shm), also when its name is already gone."""
 
     path: str
@@ -81,7 +81,7 @@ class Segment(Fact, frozen=True):
         return (self.dev, self.ino)
 
 
-class ShmMount(Fact, frozen=True):
+class ShmMount(Fact, frozen=True, kw_only=True):
     """Capacity of /dev/shm as one mount namespace sees it, bytes."""
 
     mnt_ns: int

@@ -13,7 +13,7 @@ from .sockets import Socket
 SNAPSHOT_SCHEMA = "vllmdiag.snapshot/1"
 
 
-class Viewer(Fact, frozen=True):
+class Viewer(Fact, frozen=True, kw_only=True):
     """Who looked, and what the kernel lets it see."""
 
     pid: int
@@ -26,7 +26,7 @@ class Viewer(Fact, frozen=True):
     namespaces: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class Node(Fact, frozen=True):
+class Node(Fact, frozen=True, kw_only=True):
     """The machine."""
 
     hostname: str = ""
@@ -40,7 +40,7 @@ class Node(Fact, frozen=True):
     clock_ticks: int = 100
 
 
-class KernelLine(Fact, frozen=True):
+class KernelLine(Fact, frozen=True, kw_only=True):
     """A line of the kernel log that matters (OOM kill, segfault, Xid)."""
 
     t: float | None
@@ -48,7 +48,7 @@ class KernelLine(Fact, frozen=True):
     text: str
 
 
-class LogLine(Fact, frozen=True):
+class LogLine(Fact, frozen=True, kw_only=True):
     """A line of a vLLM log that was given or found."""
 
     file: str
@@ -56,7 +56,7 @@ class LogLine(Fact, frozen=True):
     text: str
 
 
-class SourceCost(Fact, frozen=True):
+class SourceCost(Fact, frozen=True, kw_only=True):
     """What one source cost."""
 
     source: str
@@ -64,7 +64,7 @@ class SourceCost(Fact, frozen=True):
     note: str = ""
 
 
-class Snapshot(Fact, frozen=True):
+class Snapshot(Fact, frozen=True, kw_only=True):
     """Everything that was seen, and everything that could not be seen, in one window."""
 
     schema: str = SNAPSHOT_SCHEMA

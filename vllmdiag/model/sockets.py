@@ -5,7 +5,7 @@ from __future__ import annotations
 from .base import Fact
 
 
-class SocketSample(Fact, frozen=True):
+class SocketSample(Fact, frozen=True, kw_only=True):
     """Queue lengths at one time. Bytes, except for listeners (see Socket)."""
 
     t: float
@@ -14,14 +14,14 @@ class SocketSample(Fact, frozen=True):
     state: str
 
 
-class SocketOwner(Fact, frozen=True):
+class SocketOwner(Fact, frozen=True, kw_only=True):
     """A process that has the socket open."""
 
     pid: int
     fds: tuple[int, ...] = ()
 
 
-class Socket(Fact, frozen=True):
+class Socket(Fact, frozen=True, kw_only=True):
     """One kernel socket of the network namespace `netns`.
 
     For a listener `recv_q` counts connections not yet accepted and `send_q` is the backlog.
