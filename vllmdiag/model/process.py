@@ -93,7 +93,7 @@ class ShmFd(Fact, frozen=True, kw_only=True):
     size: int
 
 
-class Limits(Fact, frozen=True, kw_only=True):
+class Limits(Fact, frozen=True, kw_only=True, tag=True):
     """Soft limits of the target itself (/proc/PID/limits); None means unlimited."""
 
     nofile: int | None = None
@@ -103,7 +103,7 @@ class Limits(Fact, frozen=True, kw_only=True):
     address_space: int | None = None
 
 
-class Cgroup(Fact, frozen=True, kw_only=True):
+class Cgroup(Fact, frozen=True, kw_only=True, tag=True):
     """The control group of the target: limits in force and how often they bit. None where the file does not exist."""
 
     path: str
@@ -121,7 +121,7 @@ class Cgroup(Fact, frozen=True, kw_only=True):
     throttled_s: float | None = None
 
 
-class Namespaces(Fact, frozen=True, kw_only=True):
+class Namespaces(Fact, frozen=True, kw_only=True, tag=True):
     """Inode numbers of the namespaces, to compare with those of the tool."""
 
     mnt: int
@@ -131,7 +131,7 @@ class Namespaces(Fact, frozen=True, kw_only=True):
     user: int
 
 
-class Memory(Fact, frozen=True, kw_only=True):
+class Memory(Fact, frozen=True, kw_only=True, tag=True):
     """smaps_rollup, bytes: PSS is the honest share of pages that several processes map."""
 
     rss: int
