@@ -178,6 +178,10 @@ class Process(Fact, frozen=True, kw_only=True):
     cgroup: Cgroup | Missing | None = None
     namespaces: Namespaces | Missing | None = None
     memory: Memory | Missing | None = None
+    vllm_version: str | None = None
+    """From the dist-info beside the libraries it has mapped; None where that could not be found."""
+    last_ran_s: float | None = None
+    """Seconds before the end of the window at which its main thread last ran (from /proc/PID/sched); None if unknown."""
     n_fds: int | None = None
     shm_fds: tuple[ShmFd, ...] | Missing = ()
     socket_inodes: tuple[int, ...] | Missing = ()

@@ -1,0 +1,367 @@
+"""Which processes make one vLLM instance, and what each of them is. Pure: process values in, instances out.
+
+Titles come second. vLLM before 0.10 sets none, a process has none for the first 10 to 20 s of its life, the prefix is
+configurable, the API server keeps its own command line, and workers of a dense DP model carry the same titles in every
+engine. So the tree (parents) says who belongs together, position in the tree says what an untitled process is, and the order
+of start says its rank (the executor starts workers in rank order: vllm/v1/executor/multiproc_executor.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from ..model.base import Fact, Missing
+from ..model.process import Process
+from .titles import Identity, ServeOptions, identify
+
+_SERVERS = ("APIServer", "Launcher", "Driver")
+_SEEDS = ("APIServer", "EngineCore", "Worker", "DPCoordinator", "RayWorker")
+_TREE_ORDER = ("Launcher", "Driver", "APIServer", "DPCoordinator", "EngineCore", "Worker", "RayWorker", "Child")
+
+
+class Member(Fact, frozen=True, kw_only=True):
+    """One process of an instance, with the part it plays."""
+
+    pid: int
+    role: str
+    """APIServer, Launcher (parent of several servers, or of a headless node), Driver (a script that uses the LLM class),
+    EngineCore, Worker, DPCoordinator, ResourceTracker, RayWorker, Child (untitled, part not known yet), Helper."""
+    label: str
+    ranks: dict[str, int] = msgspec.field(default_factory=dict)
+    engine_pid: int | None = None
+    """For a worker: its EngineCore (or the process that plays it); None where that is on another node or gone."""
+    parent_pid: int = 0
+    depth: int = 0
+    known_by: str = ""
+    untitled: bool = False
+    """It has not set its title yet: it starts, or is of a version that sets none."""
+
+
+class Instance(Fact, frozen=True, kw_only=True):
+    """One vLLM instance (or what is left of one)."""
+
+    members: tuple[Member, ...]
+    """In tree order, parents first, workers in rank order."""
+    roots: tuple[int, ...]
+    """Topmost members: one per tree."""
+    options: ServeOptions | None = None
+    """The arguments of `vllm serve`, where its command line could be read."""
+    orphaned: bool = False
+    """No API server, launcher or script stands above its engines or workers."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """All members."""
+        return tuple(m.pid for m in self.members)
+
+    def of(self, *roles: str) -> tuple[Member, ...]:
+        """Members with one of these roles."""
+        return tuple(m for m in self.members if m.role in roles)
+
+    def member(self, pid: int) -> Member | None:
+        """The member with that pid."""
+        return next((m for m in self.members if m.pid == pid), None)
+
+    def workers_of(self, engine_pid: int) -> tuple[Member, ...]:
+        """Workers of one engine, in rank order."""
+        return tuple(m for m in self.members if m.role in ("Worker", "RayWorker") and m.engine_pid == engine_pid)
+
+
+def find_instances(processes: Iterable[Process]) -> tuple[Instance, ...]:
+    """Group processes into instances, by tree, then by job (two nodes of one job on one host), then by process group.
+
+    Args:
+        processes: every process of the host, or those that evidence names.
+
+    Returns:
+        Instances ordered by their lowest root pid. A process that has died meanwhile counts like any other.
+    """
+    by_pid = {p.pid: p for p in processes}
+    identities = {pid: _identify(p) for pid, p in by_pid.items()}
+    children: dict[int, list[Process]] = defaultdict(list)
+    for process in by_pid.values():
+        children[process.ppid].append(process)
+    for siblings in children.values():
+        siblings.sort(key=lambda p: (p.starttime, p.pid))
+    seeds = [pid for pid, known in identities.items() if known is not None and known.role in _SEEDS]
+    roots = {_root(pid, by_pid, identities) for pid in seeds}
+    roots |= _untitled_roots(by_pid, identities, children) - _below(roots, children)
+    trees = [_tree(root, by_pid, identities, children) for root in sorted(roots)]
+    return tuple(_label(instance) for instance in _join(trees, by_pid))
+
+
+def _identify(process: Process) -> Identity | None:
+    cmdline: Sequence[str] = () if isinstance(process.cmdline, Missing) else process.cmdline
+    return identify(cmdline, process.comm)
+
+
+def _root(pid: int, by_pid: dict[int, Process], identities: dict[int, Identity | None]) -> int:
+    """The topmost process above `pid` that belongs to the instance."""
+    seen = {pid}
+    while True:
+        process = by_pid[pid]
+        parent = by_pid.get(process.ppid)
+        if parent is None or parent.pid in seen:
+            return pid
+        seen.add(parent.pid)
+        known = identities[parent.pid]
+        below = identities[pid]
+        if (known is not None and known.role in (*_SEEDS, "Child")) or (
+            below is not None and below.role in ("EngineCore", "Worker", "Child") and _is_driver(parent, process)
+        ):
+            pid = parent.pid
+        else:
+            return pid
+
+
+def _is_driver(parent: Process, child: Process) -> bool:
+    """The parent is the Python script that uses the LLM class, not a sub-reaper that adopted an orphan.
+
+    A child made by multiprocessing stays in its maker's process group; an orphan keeps the group of its dead maker.
+    """
+    if parent.pid <= 1 or not _is_python(parent):
+        return False
+    return not (parent.pgid and child.pgid) or parent.pgid == child.pgid
+
+
+def _is_python(process: Process) -> bool:
+    names = [process.comm]
+    if not isinstance(process.cmdline, Missing) and process.cmdline:
+        names.append(process.cmdline[0].split(" ")[0].rsplit("/", 1)[-1])
+    if not isinstance(process.exe, Missing):
+        names.append(process.exe.rsplit("/", 1)[-1])
+    return any(name.startswith(("python", "pypy")) for name in names)
+
+
+def _untitled_roots(
+    by_pid: dict[int, Process], identities: dict[int, Identity | None], children: dict[int, list[Process]]
+) -> set[int]:
+    """Scripts of versions without titles: python -> spawn_main (engine) -> spawn_main (workers)."""
+    found = set()
+    for pid, known in identities.items():
+        if known is None or known.role != "Child":
+            continue
+        if not any(_is_child(identities.get(c.pid)) for c in children.get(pid, ())):
+            continue
+        parent = by_pid.get(by_pid[pid].ppid)
+        if parent is not None and _is_driver(parent, by_pid[pid]) and not _is_child(identities.get(parent.pid)):
+            found.add(parent.pid)
+    return found
+
+
+def _is_child(known: Identity | None) -> bool:
+    return known is not None and known.role == "Child"
+
+
+def _below(roots: Iterable[int], children: dict[int, list[Process]]) -> set[int]:
+    found: set[int] = set()
+    queue = list(roots)
+    while queue:
+        pid = queue.pop()
+        if pid in found:
+            continue
+        found.add(pid)
+        queue.extend(c.pid for c in children.get(pid, ()))
+    return found
+
+
+def _tree(
+    root: int,
+    by_pid: dict[int, Process],
+    identities: dict[int, Identity | None],
+    children: dict[int, list[Process]],
+) -> Instance:
+    known = identities[root]
+    options = known.options if known is not None else None
+    members: list[Member] = []
+
+    def walk(process: Process, parent: Member | None, depth: int) -> None:
+        member = _member(process, parent, depth, identities, children, options)
+        members.append(member)
+        below = children.get(process.pid, ())
+        for child in sorted(below, key=lambda c: _order(identities.get(c.pid), c)):
+            if child.pid != process.pid:
+                walk(child, member, depth + 1)
+
+    walk(by_pid[root], None, 0)
+    members = _ranked(members, by_pid, options)
+    orphaned = members[0].role not in _SERVERS
+    return Instance(members=tuple(members), roots=(root,), options=options, orphaned=orphaned)
+
+
+def _order(known: Identity | None, process: Process) -> tuple[int, list[int], int, int]:
+    role = known.role if known is not None else ""
+    place = _TREE_ORDER.index(role) if role in _TREE_ORDER else len(_TREE_ORDER)
+    ranks = known.ranks if known is not None else {}
+    return place, [ranks.get(k, -1) for k in ("index", "dp", "pp", "tp", "ep")], process.starttime, process.pid
+
+
+def _member(
+    process: Process,
+    parent: Member | None,
+    depth: int,
+    identities: dict[int, Identity | None],
+    children: dict[int, list[Process]],
+    options: ServeOptions | None,
+) -> Member:
+    known = identities[process.pid]
+    role, known_by, untitled = ("", "", True) if known is None else (known.role, known.known_by, known.role == "Child")
+    ranks = dict(known.ranks) if known is not None else {}
+    label = known.name if known is not None else ""
+    below = [identities.get(c.pid) for c in children.get(process.pid, ())]
+    if parent is None:
+        if role == "APIServer" and (known is not None and (known.headless or _has(below, "APIServer", "title"))):
+            role, label = "Launcher", "Launcher"
+        elif role not in _SEEDS:
+            # A script above an engine; where its children are the workers themselves, it is the engine too.
+            has_engine = _has(below, "EngineCore") or _grandchildren_start(process, identities, children)
+            role, known_by, label = ("Driver" if has_engine else "EngineCore"), "position", ""
+            label, untitled = role, False
+    elif role == "APIServer" and known is not None and known.known_by != "title":
+        # A forked child still shows its parent's command line.
+        role, known_by, label, untitled = "Child", "position", "", True
+    if role == "Child" and parent is not None:
+        role, label = _part_of_child(parent, below, options)
+        known_by, ranks = "position", {}
+    if not role:
+        role, label, known_by, untitled = "Helper", process.comm or "helper", "parent", False
+    engine_pid = None
+    if role in ("Worker", "RayWorker") and parent is not None:
+        engine_pid = parent.pid if parent.role == "EngineCore" else None
+    return Member(
+        pid=process.pid,
+        role=role,
+        label=label or role,
+        ranks=ranks,
+        engine_pid=engine_pid,
+        parent_pid=process.ppid,
+        depth=depth,
+        known_by=known_by,
+        untitled=untitled,
+    )
+
+
+def _has(identities: Iterable[Identity | None], role: str, known_by: str | None = None) -> bool:
+    return any(
+        k is not None and k.role == role and (known_by is None or k.known_by in (known_by, "comm")) for k in identities
+    )
+
+
+def _grandchildren_start(
+    process: Process, identities: dict[int, Identity | None], children: dict[int, list[Process]]
+) -> bool:
+    return any(
+        _is_child(identities.get(c.pid))
+        and any(_is_child(identities.get(g.pid)) or _has([identities.get(g.pid)], "Worker") for g in children[c.pid])
+        for c in children.get(process.pid, ())
+        if c.pid in children
+    )
+
+
+def _part_of_child(parent: Member, below: Sequence[Identity | None], options: ServeOptions | None) -> tuple[str, str]:
+    """Role and label of an untitled child, from where it hangs."""
+    if parent.role == "EngineCore":
+        return "Worker", "Worker"
+    if any(k is not None and k.role in ("Worker", "Child") for k in below):
+        return "EngineCore", "EngineCore"
+    single = options is None or (options.data_parallel_size <= 1 and options.api_server_count <= 1)
+    if parent.role in ("APIServer", "Driver") and single:
+        return "EngineCore", "EngineCore"
+    if parent.role == "Launcher" and options is not None and options.headless and options.nnodes > 1:
+        return "Worker", "Worker"
+    return "Child", "untitled child"
+
+
+def _ranked(members: list[Member], by_pid: dict[int, Process], options: ServeOptions | None) -> list[Member]:
+    """Give each worker without ranks the rank its order of start implies."""
+    tp = options.tensor_parallel_size if options is not None else 0
+    pp = options.pipeline_parallel_size if options is not None else 0
+    result = list(members)
+    for parent_pid in {m.parent_pid for m in members if m.role == "Worker"}:
+        places = [i for i, m in enumerate(result) if m.role == "Worker" and m.parent_pid == parent_pid]
+        if all(result[i].ranks for i in places):
+            continue
+        ordered = sorted(places, key=lambda i: (by_pid[result[i].pid].starttime, result[i].pid))
+        if len(ordered) < 2 and tp * pp <= 1:
+            continue
+        first = _first_local_rank(options, len(ordered))
+        for rank, place in enumerate(ordered, start=first):
+            member = result[place]
+            if member.ranks:
+                continue
+            ranks = {"pp": rank // tp, "tp": rank % tp} if tp > 0 and pp > 1 else {"tp": rank}
+            if tp == 1 and pp > 1:
+                ranks = {"pp": rank}
+            name = "Worker_" + "_".join(f"{k.upper()}{v}" for k, v in ranks.items())
+            result[place] = msgspec.structs.replace(member, ranks=ranks, label=name, known_by="order of start")
+    return result
+
+
+def _first_local_rank(options: ServeOptions | None, n_local: int) -> int:
+    if options is None or options.nnodes <= 1:
+        return 0
+    return options.node_rank * (options.world_size // options.nnodes or n_local)
+
+
+def _join(trees: list[Instance], by_pid: dict[int, Process]) -> list[Instance]:
+    """Merge the trees of one job: two nodes on one host, or what a dead parent left behind."""
+    groups: dict[object, list[Instance]] = defaultdict(list)
+    for tree in trees:
+        groups[_job(tree, by_pid)].append(tree)
+    return [_merge(group) for group in groups.values()]
+
+
+def _job(tree: Instance, by_pid: dict[int, Process]) -> object:
+    options = tree.options
+    if options is not None and options.nnodes > 1:
+        return "nodes", options.master_addr, options.master_port
+    if options is not None and options.data_parallel_size > 1 and (options.headless or options.several_servers):
+        return "dp", options.data_parallel_address, options.data_parallel_rpc_port
+    # Orphans keep the process group of their dead parent, so does a server whose engine died under it.
+    pgid = by_pid[tree.roots[0]].pgid
+    return ("group", pgid) if pgid else ("root", tree.roots[0])
+
+
+def _merge(group: list[Instance]) -> Instance:
+    if len(group) == 1:
+        return group[0]
+    # The head first: the tree with an API server, then by node rank.
+    group = sorted(
+        group, key=lambda t: (t.orphaned, not t.of("APIServer"), t.options.node_rank if t.options else 0, t.roots)
+    )
+    head = group[0]
+    engines = [m.pid for t in group for m in t.members if m.role == "EngineCore"]
+    members = []
+    for tree in group:
+        for member in tree.members:
+            lone = member.role == "Worker" and member.engine_pid is None
+            spans_nodes = head.options is not None and head.options.nnodes > 1
+            if lone and spans_nodes and len(engines) == 1:
+                member = msgspec.structs.replace(member, engine_pid=engines[0])
+            members.append(member)
+    return Instance(
+        members=tuple(members),
+        roots=tuple(root for tree in group for root in tree.roots),
+        options=head.options,
+        orphaned=head.orphaned,
+    )
+
+
+def _label(instance: Instance) -> Instance:
+    """Make labels unique: twins of two engines are told apart by the engine they belong to."""
+    counts: dict[str, int] = defaultdict(int)
+    for member in instance.members:
+        counts[member.label] += 1
+    engine_label = {m.pid: m.label for m in instance.of("EngineCore")}
+    engine_dp = {m.pid: m.ranks["dp"] for m in instance.of("EngineCore") if "dp" in m.ranks}
+    members = []
+    for member in instance.members:
+        if member.engine_pid in engine_label and counts[member.label] > 1 and "dp" not in member.ranks:
+            member = msgspec.structs.replace(member, label=f"{engine_label[member.engine_pid]}/{member.label}")
+        if member.engine_pid in engine_dp and "dp" not in member.ranks:
+            member = msgspec.structs.replace(member, ranks={"dp": engine_dp[member.engine_pid], **member.ranks})
+        members.append(member)
+    return msgspec.structs.replace(instance, members=tuple(members))
