@@ -1,0 +1,128 @@
+"""Calls that may never return, made in a forked child that can be killed.
+
+A read of /proc/PID/cmdline, environ, maps or smaps waits for the target's mmap_lock; a target stuck in the kernel may hold
+it for ever, and so may a directory on a dead NFS server. A thread stuck like that cannot be abandoned, a child can.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import struct
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_HEADER = struct.Struct("<iI")  # errno (0 = answered), bytes that follow
+_REAP_S = 0.1  # a killed child in D dies when the kernel lets it; init reaps it after us
+
+
+def each(
+    function: Callable[[T], bytes], items: Sequence[T], *, timeout_s: float = 0.5, total_s: float = 2.0
+) -> list[bytes | OSError]:
+    """`function` of every item, in order; nothing is raised.
+
+    Args:
+        function: runs in the child; returns bytes or raises OSError. It must not rely on threads or locks of the parent.
+        items: one call each, all in one child as long as none is late.
+        timeout_s: seconds one call may take; then its child is killed and a new one goes on with the next item.
+        total_s: seconds that late calls may take together; what is left after that is not tried.
+
+    Returns:
+        For every item the bytes or the error; TimeoutError where the call was late or not tried, ChildProcessError where
+        the child died.
+    """
+    results: list[bytes | OSError] = []
+    wasted_s = 0.0
+    while len(results) < len(items):
+        if wasted_s >= total_s:
+            results += [TimeoutError(errno.ETIMEDOUT, "not tried: earlier reads did not return")] * (
+                len(items) - len(results)
+            )
+            break
+        answers, error = _one_child(function, items[len(results) :], timeout_s)
+        results += answers
+        if error is not None:
+            results.append(error)
+            wasted_s += timeout_s
+    return results
+
+
+def call(function: Callable[[], bytes], *, timeout_s: float = 0.5) -> bytes:
+    """One call. Raises the OSError that the function raised, TimeoutError when late, ChildProcessError when the child died."""
+    (result,) = each(lambda _: function(), (None,), timeout_s=timeout_s)
+    if isinstance(result, OSError):
+        raise result
+    return result
+
+
+def _one_child(
+    function: Callable[[T], bytes], items: Sequence[T], timeout_s: float
+) -> tuple[list[bytes | OSError], OSError | None]:
+    """Answers of one child up to its end or its first late call, and the error for the item it stood at, if any."""
+    reader, writer = os.pipe()
+    pid = _fork()
+    if pid == 0:
+        _serve(function, items, writer)
+    os.close(writer)
+    answers: list[bytes | OSError] = []
+    error: OSError | None = None
+    try:
+        while len(answers) < len(items):
+            deadline = time.monotonic() + timeout_s
+            code, size = _HEADER.unpack(_receive(reader, _HEADER.size, deadline))
+            data = _receive(reader, size, deadline)
+            answers.append(data if code == 0 else OSError(code, data.decode("utf-8", "replace")))
+    except (TimeoutError, ChildProcessError) as late:
+        error = late
+    finally:
+        os.close(reader)
+        _end(pid)
+    return answers, error
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python >= 3.12 warns about fork in a process with threads: the child only reads files and writes to its pipe.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _serve(function: Callable[[T], bytes], items: Sequence[T], writer: int) -> None:
+    """The child: never returns, and never runs anything of the parent's (handlers, buffers, atexit)."""
+    try:
+        for item in items:
+            try:
+                code, data = 0, function(item)
+            except OSError as error:
+                code, data = error.errno or errno.EIO, (error.strerror or "").encode()
+            frame = _HEADER.pack(code, len(data)) + data
+            while frame:
+                frame = frame[os.write(writer, frame) :]
+    finally:
+        os._exit(0)
+
+
+def _receive(reader: int, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError(errno.ETIMEDOUT, "the read did not return")
+        chunk = os.read(reader, min(size - len(data), 1 << 20))
+        if not chunk:
+            raise ChildProcessError(errno.ECHILD, "the reading child died")
+        data += chunk
+    return data
+
+
+def _end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + _REAP_S
+    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.0005)
