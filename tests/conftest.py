@@ -1,4 +1,4 @@
-"""What every test may use: the `needs` marker, which leaves a test out where a helper is missing and says so at the end."""
+"""What every test may use: the `needs` marker. A test whose helper is missing is left out, and the summary says so."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[_LEFT_OUT] = left_out
     if os.environ.get("VLLMDIAG_TEST_ALL") == "1":
         return
-    kept, dropped = [], []
+    kept: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
     for item in items:
         helpers = [helper for mark in item.iter_markers("needs") for helper in mark.args]
         reasons = [reason for helper in helpers if (reason := _absent(helper))]
