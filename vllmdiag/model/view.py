@@ -17,6 +17,8 @@ from .process import Frame
 from .ring import Geometry, RingState
 from .shm import PeekedSlot
 
+VIEW_SCHEMA = "vllmdiag.view/1"
+
 Motion = Literal["moving", "idle", "stuck", "full", "broken", "unknown"]
 
 
@@ -250,6 +252,7 @@ class ClientView(Fact, frozen=True, kw_only=True):
 class InstanceView(Fact, frozen=True, kw_only=True):
     """One instance, seen by role and rank."""
 
+    schema: str = VIEW_SCHEMA
     observed_at: str = ""
     window_s: float = 0.0
     vllm_version: str | None = None

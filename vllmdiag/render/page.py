@@ -1,14 +1,13 @@
 """The page that text output is written on: lines, aligned columns, wrapping, colour that never stands alone, ASCII.
 
-One layout for terminals and pipes: colour and wrapping are the only differences, so what an engineer pastes into a ticket is
-what the screen showed. There are no boxes. Text that comes from the machine (titles, paths) can hold anything, so control
-characters are replaced before they reach a terminal.
+One layout for terminals and pipes: colour and wrapping are the only differences, so what an engineer pastes into a
+ticket is what the screen showed. There are no boxes. Text that comes from the machine (titles, paths) can hold anything,
+so control characters are replaced before they reach a terminal.
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
@@ -23,7 +22,8 @@ _SGR: dict[Role, str] = {"plain": "", "bad": "1;31", "warn": "33", "good": "32",
 _ASCII = str.maketrans(
     {"·": "-", "→": ">", "├": "|", "└": "`", "│": "|", "─": "-", "✓": "+", "✗": "x", "█": "#", "…": "~"}
 )
-_ASCII.update(str.maketrans({"×": "x", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "≥": ">"}))
+# Multiplication sign, curly quotes, dashes: they come in with text from elsewhere.
+_ASCII.update(str.maketrans("\u00d7\u2018\u2019\u201c\u201d\u2013\u2014", "x''\"\"--"))
 
 
 class Style(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,8 +154,3 @@ def _merged(row: Iterable[Span]) -> list[Span]:
         else:
             merged.append(span)
     return merged
-
-
-def shorten(text: str, width: int) -> str:
-    """Cut a long text in one line, marking the cut."""
-    return textwrap.shorten(text, width, placeholder=" …") if len(text) > width else text

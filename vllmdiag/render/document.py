@@ -1,0 +1,39 @@
+"""JSON for other programs: one document, same bytes for the same value, and the JSON Schema of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from vllmdiag.model.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
+from vllmdiag.model.snapshot import SNAPSHOT_SCHEMA, Snapshot
+from vllmdiag.model.view import VIEW_SCHEMA, InstanceView
+
+DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
+    "diagnosis": (DIAGNOSIS_SCHEMA, Diagnosis),
+    "snapshot": (SNAPSHOT_SCHEMA, Snapshot),
+    "view": (VIEW_SCHEMA, InstanceView),
+}
+"""Name on the command line -> (value of its `schema` field, struct)."""
+
+
+def to_json(value: object) -> str:
+    """One JSON document, indented, fields in the order of the struct, mappings and sets sorted, newline at the end."""
+    return msgspec.json.format(msgspec.json.encode(value, order="deterministic"), indent=2).decode() + "\n"
+
+
+def json_schema(name: str) -> str:
+    """The JSON Schema (2020-12) of a document.
+
+    Args:
+        name: a key of `DOCUMENTS`.
+
+    Raises:
+        KeyError: no such document.
+    """
+    identity, struct = DOCUMENTS[name]
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": identity,
+        **msgspec.json.schema(struct),
+    }
+    return to_json(schema)
