@@ -1,7 +1,7 @@
 """The InstanceView: a snapshot seen by role and rank, ready to be shown. Facts that people read, not fds and inodes.
 
 One struct a verb: members (`ps`), endpoints, segments and mounts (`shm`), rings, stacks, clients. Built by
-`vllmdiag.diagnosis.view`, shown by `vllmdiag.render`; everything that needs knowledge of vLLM is already said in words here.
+`vllmdiag.diagnosis.view`, shown by `vllmdiag.render`; what needs knowledge of vLLM is already said in words here.
 Durations are seconds, sizes bytes, `t` seconds after the start of the window.
 """
 
@@ -44,9 +44,9 @@ class MemberView(Fact, frozen=True, kw_only=True):
     state: str = ""
     """Letter of stat(5); empty when it is gone."""
     doing: str = ""
-    """What it does in words, e.g. ``stopped``, ``idle, waits for requests``, ``in all_reduce``; empty where not known."""
+    """What it does in words, e.g. ``stopped``, ``waits for requests``, ``in all_reduce``; empty where not known."""
     abnormal: bool = False
-    """Its state alone is a reason to look: stopped, zombie, gone, uninterruptible, traced, frozen, expected and absent."""
+    """Its state alone is a reason to look: stopped, zombie, gone, uninterruptible, traced, frozen, absent."""
     known_by: str = ""
     """How role and rank were found: ``title``, ``parent``, ``rings``, ``arguments`` ..."""
     ppid: int = 0
@@ -170,7 +170,7 @@ class EndpointView(Fact, frozen=True, kw_only=True):
     """One address that a member binds, and who is connected to it."""
 
     name: str
-    """What it is for, e.g. ``engine input``, ``engine output``, ``ring notify``, ``HTTP``; ``unknown`` where not told."""
+    """What it is for, e.g. ``engine input``, ``engine output``, ``ring notify``, ``HTTP``; else ``unknown``."""
     address: str
     """``ipc:///tmp/...`` or ``tcp://127.0.0.1:5557``."""
     pattern: str = ""
