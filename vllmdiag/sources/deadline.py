@@ -1,7 +1,8 @@
 """Calls that may never return, made in a forked child that can be killed.
 
-A read of /proc/PID/cmdline, environ, maps or smaps waits for the target's mmap_lock; a target stuck in the kernel may hold
-it for ever, and so may a directory on a dead NFS server. A thread stuck like that cannot be abandoned, a child can.
+A read of /proc/PID/cmdline, environ, maps or smaps waits for the target's mmap_lock, and a target stuck in the kernel
+may hold that for ever; a directory on a dead NFS server never answers. A thread stuck so cannot be abandoned, a child
+can.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def each(
     """`function` of every item, in order; nothing is raised.
 
     Args:
-        function: runs in the child; returns bytes or raises OSError. It must not rely on threads or locks of the parent.
+        function: runs in the child; returns bytes or raises OSError. It must not need threads or locks of the parent.
         items: one call each, all in one child as long as none is late.
         timeout_s: seconds one call may take; then its child is killed and a new one goes on with the next item.
         total_s: seconds that late calls may take together; what is left after that is not tried.
 
     Returns:
-        For every item the bytes or the error; TimeoutError where the call was late or not tried, ChildProcessError where
-        the child died.
+        For every item the bytes or the error: TimeoutError where the call was late or not tried, ChildProcessError
+        where the child died.
     """
     results: list[bytes | OSError] = []
     wasted_s = 0.0
@@ -54,7 +55,11 @@ def each(
 
 
 def call(function: Callable[[], bytes], *, timeout_s: float = 0.5) -> bytes:
-    """One call. Raises the OSError that the function raised, TimeoutError when late, ChildProcessError when the child died."""
+    """One call.
+
+    Raises:
+        OSError: what the function raised; TimeoutError when it was late, ChildProcessError when the child died.
+    """
     (result,) = each(lambda _: function(), (None,), timeout_s=timeout_s)
     if isinstance(result, OSError):
         raise result

@@ -40,15 +40,12 @@ def scan(root: str = "/") -> list[Process]:
     now_s = procfs.uptime(root)
     pids = procfs.pids(root)
     found = []
-    for pid, raw in zip(pids, deadline.each(partial(_read, root), pids), strict=True):
-        hole: Missing | None = None
-        if isinstance(raw, TimeoutError):
-            hole = procfs.missing(f"command line of pid {pid}", raw)
-            try:
-                raw = _read(root, pid, with_cmdline=False)
-            except OSError:
-                continue
-        if isinstance(raw, bytes) and (process := _process(pid, raw, now_s, hole)):
+    for pid, answer in zip(pids, deadline.each(partial(_read, root), pids), strict=True):
+        if isinstance(answer, TimeoutError):
+            process = _without_cmdline(root, pid, now_s, answer)
+        else:
+            process = None if isinstance(answer, OSError) else _process(pid, answer, now_s)
+        if process is not None:
             found.append(process)
     return found
 
@@ -88,7 +85,7 @@ def sample(pid: int, starttime: int, t: float, root: str = "/") -> ProcessSample
 
 
 def sample_threads(pid: int, t: float, root: str = "/") -> dict[int, tuple[str, ThreadSample]]:
-    """tid -> (comm, sample) of every thread; empty when the process is gone. Threads that end meanwhile are left out."""
+    """Comm and sample of every thread, by tid; empty when the process is gone. One that ends meanwhile is left out."""
     base = procfs.proc(root, pid, "task")
     try:
         names = os.listdir(base)
@@ -141,7 +138,7 @@ def parse_fields(data: bytes) -> dict[str, str]:
 
 
 def _read(root: str, pid: int, *, with_cmdline: bool = True) -> bytes:
-    """stat, status and cmdline of one and the same process: a directory handle never leads to a later owner of the pid."""
+    """The stat, status and cmdline of one process: its directory handle never leads to a later owner of the pid."""
     directory = os.open(procfs.proc(root, pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         stat = procfs.read("stat", directory)
@@ -152,7 +149,15 @@ def _read(root: str, pid: int, *, with_cmdline: bool = True) -> bytes:
     return _SIZES.pack(len(stat), len(status)) + stat + status + cmdline
 
 
-def _process(pid: int, raw: bytes, now_s: float, hole: Missing | None) -> Process | None:
+def _without_cmdline(root: str, pid: int, now_s: float, error: TimeoutError) -> Process | None:
+    try:
+        raw = _read(root, pid, with_cmdline=False)
+    except OSError:
+        return None
+    return _process(pid, raw, now_s, procfs.missing(f"command line of pid {pid}", error))
+
+
+def _process(pid: int, raw: bytes, now_s: float, hole: Missing | None = None) -> Process | None:
     n_stat, n_status = _SIZES.unpack_from(raw)
     middle, end = _SIZES.size + n_stat, _SIZES.size + n_stat + n_status
     stat = parse_stat(raw[_SIZES.size : middle])

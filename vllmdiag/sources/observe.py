@@ -1,0 +1,215 @@
+"""The rest about one process of interest: what `proc.scan` leaves out because it costs more or needs permission."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from vllmdiag.model.base import Missing
+from vllmdiag.model.process import Limits, Memory, Namespaces, Process
+from vllmdiag.vllm import footprint
+
+from . import deadline, procfs
+from .fds import DELETED, descriptors
+from .proc import parse_fields
+
+T = TypeVar("T")
+
+_PATIENCE_S = 0.5
+
+_LIMIT_ROWS = {
+    "nofile": "Max open files",
+    "nproc": "Max processes",
+    "memlock": "Max locked memory",
+    "core": "Max core file size",
+    "address_space": "Max address space",
+}
+_DIST_INFO = re.compile(r"(?P<name>[A-Za-z0-9_.]+?)-(?P<version>\d[^-+]*)(\+[^-]*)?\.dist-info")
+_SITE = re.compile(r"^(.*/(?:site|dist)-packages)/")
+
+
+def observe(base: Process, root: str = "/", *, allowed: Collection[str] = (), deep: bool = False) -> Process:
+    """`base` with all that /proc tells of it. Never raises: what cannot be had is a `Missing` in ``missing``.
+
+    Args:
+        base: from `proc.scan`; its identity and samples are kept.
+        root: where the tree with ``proc`` is.
+        allowed: names of environment variables to record. Of a proxy variable only ``set`` is kept.
+        deep: also sum up the memory maps (smaps_rollup), which walks the page tables of the target.
+    """
+    holes = list(base.missing)
+    pid = base.pid
+
+    def ask(what: str, read: Callable[[], T], **hint: str) -> T | Missing:
+        try:
+            return read()
+        except OSError as error:
+            hole = procfs.missing(f"{what} of pid {pid}", error, **hint)
+            holes.append(hole)
+            return hole
+
+    # First what never blocks.
+    wchan = _or(ask("wchan", lambda: _wchan(pid, root)), "")
+    syscall = _or(ask("system call", lambda: _first_word(procfs.text(procfs.proc(root, pid, "syscall")))), "")
+    kernel_stack = _or(ask("kernel stack", lambda: _kernel_stack(pid, root), hint="run as root (CAP_SYS_ADMIN)"), ())
+    exe = ask("executable", lambda: os.readlink(procfs.proc(root, pid, "exe")))
+    namespaces = ask("namespaces", lambda: _namespaces(pid, root))
+    limits = ask("limits", lambda: _limits(procfs.text(procfs.proc(root, pid, "limits"))))
+    opened = descriptors(pid, root)
+    holes += opened.missing
+
+    # Then the reads that wait for the target's mmap_lock: where one is late, the others would be too.
+    names = ("environ", "maps", "smaps_rollup") if deep else ("environ", "maps")
+    paths = [procfs.proc(root, pid, name) for name in names]
+    slow = dict(zip(names, deadline.each(procfs.read, paths, total_s=_PATIENCE_S, timeout_s=_PATIENCE_S), strict=True))
+    environ, complete = _or(ask("environment", lambda: _environ(_answer(slow["environ"]), allowed)), ({}, False))
+    libraries = _or(ask("memory map", lambda: _libraries(_answer(slow["maps"]))), ())
+    memory = ask("memory", lambda: _memory(_answer(slow["smaps_rollup"]))) if deep else None
+    seen = msgspec.structs.replace(
+        base,
+        wchan=wchan,
+        syscall=syscall,
+        kernel_stack=kernel_stack,
+        exe=exe,
+        namespaces=namespaces,
+        limits=limits,
+        n_fds=opened.n_fds,
+        shm_fds=opened.shm,
+        socket_inodes=opened.sockets,
+        device_files=opened.devices,
+        environ=environ,
+        environ_complete=complete,
+        libraries=libraries,
+        memory=memory,
+        last_ran_s=_last_ran(pid, root),
+    )
+    return msgspec.structs.replace(seen, vllm_version=vllm_version(seen, root), missing=tuple(holes))
+
+
+def vllm_version(process: Process, root: str = "/") -> str | None:
+    """The vLLM release a process runs, from the dist-info in its own file system; None where that is not found."""
+    for directory in _site_packages(process):
+        # Through its own root: in a container our path of that name is another file.
+        place = os.path.join(procfs.proc(root, process.pid, "root"), directory.lstrip("/"))
+        try:
+            names = deadline.call(partial(_list, place)).decode("utf-8", "replace")
+        except OSError:
+            continue
+        found = {match["name"]: match["version"] for name in names.split("\0") if (match := _DIST_INFO.fullmatch(name))}
+        for distribution in footprint.DISTRIBUTIONS:
+            if distribution in found:
+                return found[distribution]
+    return None
+
+
+def _list(directory: str) -> bytes:
+    return os.fsencode("\0".join(os.listdir(directory)))
+
+
+def _or(value: T | Missing, otherwise: T) -> T:
+    return otherwise if isinstance(value, Missing) else value
+
+
+def _answer(result: bytes | OSError) -> bytes:
+    if isinstance(result, OSError):
+        raise result
+    return result
+
+
+def _first_word(text: str) -> str:
+    return text.partition(" ")[0].strip()
+
+
+def _wchan(pid: int, root: str) -> str:
+    name = procfs.text(procfs.proc(root, pid, "wchan")).strip()
+    return "" if name == "0" else name
+
+
+def _kernel_stack(pid: int, root: str) -> tuple[str, ...]:
+    lines = procfs.text(procfs.proc(root, pid, "stack")).splitlines()
+    return tuple(line.partition("] ")[2] or line for line in lines)
+
+
+def _namespaces(pid: int, root: str) -> Namespaces:
+    def inode(name: str) -> int:
+        return int(re.sub(r"\D", "", os.readlink(procfs.proc(root, pid, "ns", name))))
+
+    return Namespaces(mnt=inode("mnt"), pid=inode("pid"), net=inode("net"), ipc=inode("ipc"), user=inode("user"))
+
+
+def _limits(text: str) -> Limits:
+    soft: dict[str, int | None] = {}
+    for line in text.splitlines():
+        for field, title in _LIMIT_ROWS.items():
+            if line.startswith(title):
+                word = _first_word(line[len(title) :].lstrip())
+                soft[field] = int(word) if word.isdigit() else None
+    return Limits(**soft)
+
+
+def _environ(data: bytes, allowed: Collection[str]) -> tuple[dict[str, str], bool]:
+    """The allowed variables, and whether the area is whole.
+
+    setproctitle writes its title over argv and the environment behind it, and fills up with NULs: then only a tail is
+    left, and the first string of the tail may be the end of a longer one.
+    """
+    entries = data.rstrip(b"\0").split(b"\0")
+    complete = b"=" in entries[0]
+    if not complete:
+        tail = [entry for entry in entries if entry]
+        entries = tail[1:]
+    pairs = (entry.decode("utf-8", "replace").partition("=") for entry in entries)
+    found = {name: "set" if name.lower().endswith("_proxy") else value for name, _, value in pairs if name in allowed}
+    return found, complete
+
+
+def _libraries(maps: bytes) -> tuple[str, ...]:
+    paths = dict.fromkeys(
+        line.split(None, 5)[5] for line in maps.decode("utf-8", "replace").splitlines() if "/" in line
+    )
+    cut = (path.removesuffix(DELETED) for path in paths)
+    return tuple(sorted({path for path in cut if footprint.is_library(path)}))
+
+
+def _memory(rollup: bytes) -> Memory:
+    kib = {name: int(value.split()[0]) for name, value in parse_fields(rollup).items() if value.endswith(" kB")}
+
+    def total(*names: str) -> int:
+        return sum(kib.get(name, 0) for name in names) * 1024
+
+    return Memory(
+        rss=total("Rss"),
+        pss=total("Pss"),
+        shared=total("Shared_Clean", "Shared_Dirty"),
+        private=total("Private_Clean", "Private_Dirty"),
+        pss_shmem=total("Pss_Shmem"),
+    )
+
+
+def _last_ran(pid: int, root: str) -> float | None:
+    """Seconds since the scheduler last ran the main thread; None where this kernel does not show it."""
+    try:
+        # Our own value stands for now: we are running, and the scheduler's clock is not the one of the uptime.
+        now, then = (
+            float(parse_fields(procfs.read(procfs.proc(root, who, "sched")))["se.exec_start"]) for who in ("self", pid)
+        )
+        return max(0.0, now - then) / 1000
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _site_packages(process: Process) -> list[str]:
+    """Directories that may hold the dist-info, the surest first."""
+    places = [found[1] for path in process.libraries if (found := _SITE.match(path))]
+    # The executable is the base interpreter, and tells the release of Python; a virtual environment shows only in the
+    # words of the command line.
+    python = os.path.basename(process.exe) if isinstance(process.exe, str) else ""
+    words = () if isinstance(process.cmdline, Missing) else process.cmdline[:2]
+    prefixes = [os.path.dirname(os.path.dirname(word)) for word in words if word.startswith("/")]
+    places += [os.path.join(prefix, "lib", python, "site-packages") for prefix in prefixes if python]
+    return list(dict.fromkeys(places))
