@@ -6,14 +6,14 @@ privilege in our own network namespace. Formats: linux/unix_diag.h, linux/inet_d
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from vllmdiag.model.errors import BadDataError
-
+from . import procfs
 from .netns import call_in_netns_of
 
 NETLINK_SOCK_DIAG = 4
@@ -71,8 +71,8 @@ class SockDiag:
         """Every unix and TCP socket of the namespace, TIME-WAIT apart (no owner, no queue, and there may be thousands).
 
         Raises:
-            OSError: the kernel refuses (for example unix_diag is not built in), or does not answer.
-            BadDataError: the answer is not what the kernel documents.
+            OSError: the kernel refuses (for example unix_diag is not built in), does not answer, or answers what it
+                does not document (EBADMSG).
         """
         yield from self._dump(
             struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, UDIAG_SHOW, 0, 0), _unix_row
@@ -108,12 +108,12 @@ def _open() -> socket.socket:
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Split a netlink datagram into (type, sequence, payload). Raises BadDataError where a length is impossible."""
+    """Split a netlink datagram into (type, sequence, payload). Raises OSError where a length is impossible."""
     at = 0
     while at + _HEADER.size <= len(data):
         length, kind, _, sequence, _ = _HEADER.unpack_from(data, at)
         if length < _HEADER.size or at + length > len(data):
-            raise BadDataError("netlink answer is cut short", why=f"a message of {length} bytes in {len(data) - at}")
+            raise OSError(errno.EBADMSG, f"netlink answer cut short: a message of {length} bytes in {len(data) - at}")
         yield kind, sequence, data[at + _HEADER.size : at + length]
         at += length + 3 & ~3
 
@@ -131,7 +131,7 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _unix_row(payload: bytes) -> Row:
     if len(payload) < _UNIX_MESSAGE.size:
-        raise BadDataError("netlink answer is cut short", why=f"{len(payload)} bytes for a unix socket")
+        raise OSError(errno.EBADMSG, f"netlink answer cut short: {len(payload)} bytes for a unix socket")
     _, _, state, inode = _UNIX_MESSAGE.unpack_from(payload)
     local, peer, queues, pending = "", None, (None, None), ()
     for kind, value in attributes(payload[_UNIX_MESSAGE.size :]):
@@ -154,7 +154,7 @@ def _unix_name(value: bytes) -> str:
 
 def _inet_row(payload: bytes) -> Row:
     if len(payload) < _INET_MESSAGE.size:
-        raise BadDataError("netlink answer is cut short", why=f"{len(payload)} bytes for a TCP socket")
+        raise OSError(errno.EBADMSG, f"netlink answer cut short: {len(payload)} bytes for a TCP socket")
     family, state, sport, dport, source, destination, _, recv_q, send_q, _, inode = _INET_MESSAGE.unpack_from(payload)
     v6 = family == socket.AF_INET6
     local, remote = _address(source, sport, v6), _address(destination, dport, v6)
@@ -180,7 +180,7 @@ class ProcNet:
     """The same tables out of /proc/PID/net, which everybody may read: no unix peers, no unix queues, no TCP backlog."""
 
     def __init__(self, pid: int, root: str = "/") -> None:
-        self._directory = os.path.join(root, "proc", str(pid), "net")
+        self._directory = procfs.proc(root, pid, "net")
 
     def rows(self) -> Iterator[Row]:
         """Every unix and TCP socket of the namespace, TIME-WAIT apart.
@@ -200,8 +200,7 @@ class ProcNet:
 
     def _lines(self, name: str) -> list[str]:
         try:
-            with open(os.path.join(self._directory, name), errors="backslashreplace") as file:
-                return file.read().split("\n")[1:]
+            return procfs.read(f"{self._directory}/{name}").decode(errors="backslashreplace").split("\n")[1:]
         except FileNotFoundError:
             if name == "tcp6" and os.path.exists(self._directory):
                 return []  # a kernel booted without IPv6

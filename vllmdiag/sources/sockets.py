@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from vllmdiag.model.base import Missing
-from vllmdiag.model.errors import BadDataError
 from vllmdiag.model.sockets import Socket, SocketOwner, SocketSample
 
+from . import fds, procfs
 from .netlink import ProcNet, Row, SockDiag
 from .netns import netns_key, netns_of
 
@@ -62,9 +62,9 @@ class SocketWatch:
     def _recorded(self, ports: set[int]) -> list[_Namespace]:
         """A recording holds one namespace: the tables of the first process that has any."""
         for pid in self._pids:
-            if os.path.isdir(os.path.join(self._root, "proc", str(pid), "net")):
+            if os.path.isdir(procfs.proc(self._root, pid, "net")):
                 return [_Namespace(pid, 0, ProcNet(pid, self._root), ports)]
-        self._miss("sockets", "no /proc/PID/net in the recording", "record it with vllmdiag capture")
+        self._miss(Missing(what="sockets", why="the recording holds no /proc/PID/net", next="record them too"))
         return []
 
     def _live(self, ports: set[int]) -> list[_Namespace]:
@@ -80,46 +80,46 @@ class SocketWatch:
         try:
             return SockDiag(None if ours else pid)
         except OSError as error:
-            self._blind(pid, error)
+            self._miss(_no_netlink(pid, error))
             return ProcNet(pid)
 
     def _rows(self, space: _Namespace) -> list[Row]:
         try:
             return list(space.table.rows())
-        except (OSError, BadDataError) as error:
-            if isinstance(space.table, SockDiag):  # a kernel or sandbox without unix_diag or tcp_diag
-                self._blind(space.pid, error)
+        except OSError as error:
+            if isinstance(space.table, SockDiag):  # a kernel or a sandbox without unix_diag or tcp_diag
+                self._miss(_no_netlink(space.pid, error))
                 space.table.close()
                 space.table = ProcNet(space.pid)
                 return self._rows(space)
-            self._miss(f"sockets in the network namespace of pid {space.pid}", _words(error), "run it again")
+            self._miss(procfs.missing(f"sockets in the network namespace of pid {space.pid}", error))
             return []
 
     def _owners(self) -> Owners:
         found: dict[int, list[SocketOwner]] = {}
         for pid in self._pids:
-            for inode, fds in self._fds(pid).items():
-                found.setdefault(inode, []).append(SocketOwner(pid=pid, fds=fds))
+            for inode, numbers in self._fds(pid).items():
+                found.setdefault(inode, []).append(SocketOwner(pid=pid, fds=numbers))
         return {inode: tuple(owners) for inode, owners in found.items()}
 
     def _fds(self, pid: int) -> dict[int, tuple[int, ...]]:
         try:
             return socket_fds(pid, self._root)
-        except PermissionError as error:
-            self._miss(f"sockets of pid {pid}", _words(error), "run it as the user of the process, or with sudo")
-        except OSError:
-            pass  # it died within the window: the process table says so
-        return {}
+        except OSError as error:
+            if error.errno not in procfs.GONE:  # that it died within the window, the process table says
+                self._miss(procfs.missing(f"sockets of pid {pid}", error))
+            return {}
 
-    def _blind(self, pid: int, error: Exception) -> None:
-        self._miss(
-            f"peers and queues of unix sockets in the network namespace of pid {pid}",
-            _words(error),
-            "run it with CAP_SYS_ADMIN (sudo), or inside the container of the process",
-        )
+    def _miss(self, missing: Missing) -> None:
+        self._missing.setdefault(missing.what, missing)
 
-    def _miss(self, what: str, why: str, next: str) -> None:
-        self._missing.setdefault(what, Missing(what=what, why=why, next=next))
+
+def _no_netlink(pid: int, error: OSError) -> Missing:
+    return procfs.missing(
+        f"peers and queues of unix sockets in the network namespace of pid {pid}",
+        error,
+        hint="run it with CAP_SYS_ADMIN (sudo), or inside the container of the process",
+    )
 
 
 @dataclass
@@ -200,23 +200,17 @@ def _port(address: str) -> int:
     return int(port) if colon and port.isdecimal() and not host.startswith(("/", "@")) else 0
 
 
-def socket_fds(pid: int | str, root: str = "/") -> dict[int, tuple[int, ...]]:
+def socket_fds(pid: int, root: str = "/") -> dict[int, tuple[int, ...]]:
     """The sockets that one process has open: inode -> descriptors.
 
     Raises:
-        PermissionError: another uid (EACCES), or fewer capabilities than the target.
-        OSError: the process is gone.
+        OSError: another uid or fewer capabilities than the target (EACCES), or the process is gone.
     """
-    directory = os.path.join(root, "proc", str(pid), "fd")
     found: dict[int, list[int]] = {}
-    for name in os.listdir(directory):
-        try:
-            target = os.readlink(os.path.join(directory, name))
-        except FileNotFoundError:
-            continue  # closed since the listing
-        if target.startswith("socket:["):
-            found.setdefault(int(target[8:-1]), []).append(int(name))
-    return {inode: tuple(sorted(fds)) for inode, fds in found.items()}
+    for fd, link in fds.read_links(pid, root):
+        if link.startswith("socket:["):
+            found.setdefault(int(link[8:-1]), []).append(fd)
+    return {inode: tuple(numbers) for inode, numbers in found.items()}
 
 
 def owners_of(inodes: Iterable[int], root: str = "/") -> tuple[Owners, Missing | None]:
@@ -228,14 +222,12 @@ def owners_of(inodes: Iterable[int], root: str = "/") -> tuple[Owners, Missing |
     wanted = set(inodes) - {0}
     found: dict[int, list[SocketOwner]] = {}
     hidden = 0
-    for pid in sorted(int(name) for name in os.listdir(os.path.join(root, "proc")) if name.isdecimal()):
+    for pid in procfs.pids(root):
         try:
             mine = socket_fds(pid, root)
-        except PermissionError:
-            hidden += 1
+        except OSError as error:
+            hidden += error.errno not in procfs.GONE
             continue
-        except OSError:
-            continue  # gone since the listing
         for inode in wanted.intersection(mine):
             found.setdefault(inode, []).append(SocketOwner(pid=pid, fds=mine[inode]))
     missing = Missing(
@@ -266,7 +258,7 @@ def missing_ipc_paths(sockets: Iterable[Socket], root: str = "/") -> tuple[str, 
 
 
 def _absent(path: str, pid: int, root: str) -> bool:
-    home = os.path.join(root, "proc", str(pid), "root")
+    home = procfs.proc(root, pid, "root")
     parents = [path[:i] for i, letter in enumerate(path) if letter == "/" and i]
     try:
         # An absolute symlink on the way would be followed from our root, not from the owner's.
@@ -284,9 +276,3 @@ def _errno_of_lstat(path: str) -> int:
     except OSError as error:
         return error.errno or 0
     return 0
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno:
-        return f"{errno.errorcode.get(error.errno, error.errno)}: {error.strerror}"
-    return str(error)
