@@ -1,1 +1,1 @@
-"""Every cause by its slug: what it means, the evidence it needs, the next step. Data and its loader."""
+"""The catalogue of causes: one entry a cause. Data that diagnosis matches against and people read."""

@@ -1,0 +1,47 @@
+"""Every cause a verdict can name: layer, severity, what it means, the evidence that sets it apart, the one next step."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import msgspec
+
+
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A command to run next. `{pid}`, `{engine}`, `{port}` and the like are filled in from the finding."""
+
+    command: str
+    why: str
+    risk: str = "none"
+    """``none`` for read-only, else what it may break."""
+
+
+class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry."""
+
+    slug: str
+    layer: int
+    severity: Literal["ok", "info", "warning", "critical"]
+    title: str
+    meaning: str
+    evidence: str
+    """What sets it apart from its look-alikes."""
+    not_to_be_confused: str
+    """The look-alike that must not match."""
+    next: tuple[Step, ...] = ()
+    live: str = ""
+    """The test on a live server or lab that shows it, or why there is none."""
+
+
+@cache
+def catalogue() -> dict[str, Cause]:
+    """All causes by slug."""
+    raw = resources.files(__package__).joinpath("causes.json").read_bytes()
+    return {cause.slug: cause for cause in msgspec.json.decode(raw, type=tuple[Cause, ...])}
+
+
+def cause(slug: str) -> Cause:
+    """One entry. Raises KeyError for a slug that the catalogue does not have."""
+    return catalogue()[slug]
