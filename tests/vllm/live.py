@@ -1,6 +1,6 @@
 """``python -m tests.vllm.live tp2 --hold``: start a topology, print its pids as JSON, hold it until Ctrl-C.
 
-Without ``--hold`` it ends as soon as the topology has started. Several names (or ``all``) are started one after another.
+Without ``--hold`` it ends as soon as the topology has started. Several names (or ``all``) start in turn.
 """
 
 from __future__ import annotations

@@ -85,18 +85,19 @@ def _has(pid: int, marker: str) -> bool:
         return False
 
 
+def mapped(pid: int) -> dict[str, int]:
+    """path -> inode of the files in a /dev/shm (its own or the machine's) that a process maps by name."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return {}
+    return {path: int(inode) for inode, path in re.findall(r" (\d+) +(/dev/shm/\S+)$", maps, re.MULTILINE)}
+
+
 def shm_files(pids: Iterable[int]) -> dict[str, int]:
-    """name -> inode of the files in this machine's /dev/shm that the processes map and that still have their name."""
-    found: dict[str, int] = {}
-    for pid in pids:
-        try:
-            maps = Path(f"/proc/{pid}/maps").read_text()
-        except OSError:
-            continue
-        for inode, path in re.findall(r" (\d+) +(/dev/shm/\S+)$", maps, re.MULTILINE):
-            if path not in found and _inode(path) == int(inode):
-                found[path] = int(inode)
-    return found
+    """path -> inode of the files in this machine's /dev/shm that the processes map and that still have their name."""
+    held = {(path, inode) for pid in pids for path, inode in mapped(pid).items()}
+    return {path: inode for path, inode in held if _inode(path) == inode}
 
 
 def unlink_shm(files: dict[str, int]) -> None:
@@ -109,7 +110,7 @@ def unlink_shm(files: dict[str, int]) -> None:
 
 def unix_paths(pids: Iterable[int]) -> set[str]:
     """Paths that sockets of the processes are bound to."""
-    inodes = set()
+    inodes: set[str] = set()
     for pid in pids:
         try:
             links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]

@@ -63,7 +63,9 @@ class Server:
         self.port, self._port_a, self._port_b = free_ports(3)
         self.nodes = only if only is not None else tuple(range(len(self.topology.nodes)))
         self.started_in_s = 0.0
-        """Seconds from the launch until it was ready."""
+        """Seconds that `wait_ready` waited."""
+        self.spoiled = ""
+        """Why no other test may use it."""
         self._segments: dict[str, int] = {}
         self._sockets: set[str] = set()
         self._roots: list[subprocess.Popen[bytes]] = []
@@ -77,12 +79,10 @@ class Server:
             self.stop()
             raise
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Server:  # noqa: PYI034 (Self needs Python 3.11)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     # --- starting
@@ -170,6 +170,11 @@ class Server:
         else:
             answered = self.get_status("/health") == 200
         return answered and not self.broken()
+
+    def spoil(self, why: str) -> None:
+        """Say that a fault cannot be healed: the next test gets a fresh one."""
+        self.record()
+        self.spoiled = why
 
     def broken(self) -> str:
         """What is not as the topology says, in words; empty where all is well."""

@@ -6,7 +6,20 @@ Arguments arrive as JSON over POST /collective_rpc. `rank` None means every rank
 from __future__ import annotations
 
 import os
+import pathlib
 import time
+
+
+def lab_spin(switch: str) -> None:
+    """Burn one core in Python while `switch` exists."""
+    while os.path.exists(switch):
+        sum(range(100_000))
+
+
+def lab_sleep(switch: str) -> None:
+    """Sleep in the kernel while `switch` exists."""
+    while os.path.exists(switch):
+        time.sleep(0.2)
 
 
 class LabExt:
@@ -14,24 +27,25 @@ class LabExt:
 
     rank: int
 
-    def lab_sleep(self, seconds: float, rank: int | None = None) -> int:
-        """Block in a system call for `seconds`."""
-        if rank in (None, self.rank):
-            time.sleep(seconds)
-        return self.rank
+    def lab_busy(self, switch: str, rank: int | None = None, how: str = "spin") -> int:
+        """Stay here while the file `switch` exists, computing (``spin``) or asleep (``sleep``).
 
-    def lab_spin(self, seconds: float, rank: int | None = None) -> int:
-        """Burn one core in Python for `seconds`."""
+        ``SWITCH.entered`` exists meanwhile, so that a test can wait for it.
+        """
         if rank in (None, self.rank):
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                pass
+            entered = pathlib.Path(switch).with_suffix(".entered")
+            entered.touch()
+            if how == "spin":
+                lab_spin(switch)
+            else:
+                lab_sleep(switch)
+            entered.unlink()
         return self.rank
 
     def lab_barrier(self, rank: int | None = None) -> int:
         """Enter a barrier of all ranks; with `rank`, only that one enters, so it never returns."""
         if rank in (None, self.rank):
-            import torch.distributed
+            import torch.distributed  # type: ignore[import-not-found]
 
             torch.distributed.barrier()
         return self.rank

@@ -1,0 +1,171 @@
+"""The faults of this tier. A context manager heals what it broke; the others spoil the server for the next test."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from . import procs
+from .client import Call
+from .server import Server
+from .waiting import wait_until
+
+How = Literal["spin", "sleep"]
+BROADCAST_SLOTS = 10
+SHORT_S = 0.2
+"""Patience of an RPC that is meant to be given up: its message stays behind."""
+
+
+@contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """SIGSTOP, and SIGCONT at the end."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(f"{pids} are stopped", lambda: all(procs.state(pid) == "T" for pid in pids))
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def kill(server: Server, *pids: int, sig: signal.Signals = signal.SIGKILL) -> None:
+    """Kill some of its processes and wait until they are gone or zombies."""
+    server.spoil("processes were killed")
+    for pid in pids:
+        os.kill(pid, sig)
+    wait_until(f"{pids} are dead", lambda: all(procs.state(pid) in ("", "Z", "X") for pid in pids))
+
+
+@contextmanager
+def busy(server: Server, rank: int, how: How = "spin", *, waited_for: bool = True) -> Iterator[Call]:
+    """One worker runs one long call, until the end of the block.
+
+    With `waited_for` EngineCore waits for the replies (and takes no request meanwhile). Without, it gives up at once
+    and goes on: the reply is left in the worker's response ring at the end, which spoils the server.
+    """
+    switch = server.work / f"busy-{rank}"
+    switch.touch()
+    if not waited_for:
+        server.spoil("a reply was left unread")
+    try:
+        call = server.rpc("lab_busy", str(switch), rank, how, timeout_s=None if waited_for else SHORT_S)
+        wait_until(f"rank {rank} is in its call", lambda: switch.with_suffix(".entered").exists())
+        if not waited_for:
+            call.result()
+        yield call
+    finally:
+        switch.unlink()
+        wait_until(f"rank {rank} has left its call", lambda: not switch.with_suffix(".entered").exists())
+
+
+@contextmanager
+def ring_full(server: Server, rank: int) -> Iterator[None]:
+    """Every slot of the broadcast ring waits for one worker, and EngineCore hangs in the next write.
+
+    Serving alone never gets there: it takes RPCs that nobody waits for. Spoils the server.
+    """
+    with ExitStack() as cleanup:
+        cleanup.enter_context(busy(server, rank, "sleep", waited_for=False))
+        for filled in range(1, BROADCAST_SLOTS + 1):
+            server.rpc("lab_noop", timeout_s=SHORT_S).result()
+            wait_until(f"{filled} slots wait", lambda wanted=filled: unread(server, rank) == wanted)  # type: ignore[misc]
+        blocked = server.rpc("lab_noop")
+        cleanup.callback(blocked.cancel)
+        yield
+
+
+def leave_reply(server: Server, rank: int) -> None:
+    """A reply that nobody will read stands in the response ring of one worker. Spoils the server."""
+    with busy(server, rank, "sleep", waited_for=False):
+        pass
+    wait_until("the reply is published", lambda: 0 in flags(server, response_ring(server, rank), 1)[-1])
+
+
+@contextmanager
+def lone_collective(server: Server, rank: int) -> Iterator[Call]:
+    """One worker enters a barrier alone. It never comes back: spoils the server."""
+    server.spoil("a worker waits in a collective for ever")
+    call = server.rpc("lab_barrier", rank)
+    try:
+        yield call
+    finally:
+        call.cancel()
+
+
+@contextmanager
+def shm_filled(server: Server, keep_free: int = 0) -> Iterator[Path]:
+    """Fill /dev/shm as the server sees it. Only for a server with a /dev/shm of its own (`shm_size`)."""
+    server.spoil("its /dev/shm was full")
+    filler = Path(f"/proc/{server.roots[0]}/root/dev/shm/filler")
+    if filler.parent.stat().st_dev == Path("/dev/shm").stat().st_dev:
+        raise ValueError("this would fill the machine's own /dev/shm")
+    with filler.open("wb", buffering=0) as file:
+        fd = file.fileno()
+        room = os.fstatvfs(fd)
+        os.posix_fallocate(fd, 0, room.f_bavail * room.f_frsize - keep_free)
+        try:
+            yield filler
+        finally:
+            os.ftruncate(fd, 0)
+            with suppress(FileNotFoundError):  # the namespace went with its last process
+                filler.unlink()
+
+
+@contextmanager
+def sockets_unlinked(server: Server) -> Iterator[list[Path]]:
+    """The ipc paths of the server are gone (moved aside); they come back at the end."""
+    moved = {Path(path): Path(path + ".aside") for path in procs.unix_paths(server.processes()) if Path(path).exists()}
+    try:
+        for path, aside in moved.items():
+            path.rename(aside)
+        yield sorted(moved)
+    finally:
+        for path, aside in moved.items():
+            with suppress(FileNotFoundError):
+                aside.rename(path)
+
+
+# --- rings, read plainly: enough to know that a fault is in place
+
+
+def broadcast_ring(server: Server, engine: int = 0) -> str:
+    """Path of the ring from one EngineCore to all its workers (10 slots of 16 MiB)."""
+    pid = server.engines[engine]
+    workers = [p.pid for p in procs.children([pid], procs.scan()) if p.kind == "Worker"]
+    return _shared(pid, workers, BROADCAST_SLOTS * ((16 << 20) + 1 + len(workers)))
+
+
+def response_ring(server: Server, rank: int) -> str:
+    """Path of the ring from one worker to its EngineCore (10 slots of 24 MiB)."""
+    worker = server.workers[rank]
+    parent = procs.read(worker)
+    return _shared(worker, [parent.ppid if parent else 0], BROADCAST_SLOTS * ((24 << 20) + 2))
+
+
+def flags(server: Server, path: str, readers: int) -> list[bytes]:
+    """The metadata rows of a ring of 10 slots: written, then one flag for each reader."""
+    length = BROADCAST_SLOTS * (1 + readers)
+    with open(f"/proc/{server.engine}/root{path}", "rb") as ring:
+        ring.seek(-length, os.SEEK_END)
+        tail = ring.read(length)
+    return [tail[i : i + 1 + readers] for i in range(0, length, 1 + readers)]
+
+
+def unread(server: Server, rank: int) -> int:
+    """Slots of the broadcast ring that one worker has not read."""
+    rows = flags(server, broadcast_ring(server), len(server.workers))
+    return sum(row[0] == 1 and row[1 + rank] == 0 for row in rows)
+
+
+def _shared(holder: int, others: list[int], size: int) -> str:
+    common = set(procs.mapped(holder)).intersection(*(procs.mapped(pid) for pid in others))
+    sized = [path for path in common if os.stat(f"/proc/{holder}/root{path}").st_size == size]
+    if len(sized) != 1:
+        raise LookupError(f"{len(sized)} segments of {size} bytes are shared by {holder} and {others}")
+    return sized[0]
