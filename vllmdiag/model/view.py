@@ -142,6 +142,17 @@ class SegmentView(Fact, frozen=True, kw_only=True):
     ino: int = 0
 
 
+class Removal(Fact, frozen=True, kw_only=True):
+    """What became of one segment that `shm clean` meant to remove."""
+
+    name: str
+    removed: bool
+    freed: int = 0
+    """Bytes given back."""
+    why: str = ""
+    """Why it was kept."""
+
+
 class MountView(Fact, frozen=True, kw_only=True):
     """Capacity of /dev/shm as the target sees it (its mount namespace, not that of the shell)."""
 

@@ -31,9 +31,6 @@ def json_schema(name: str) -> str:
         KeyError: no such document.
     """
     identity, struct = DOCUMENTS[name]
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": identity,
-        **msgspec.json.schema(struct),
-    }
-    return to_json(schema)
+    schema = msgspec.json.schema(struct)
+    schema["$defs"][struct.__name__]["properties"]["schema"] = {"const": identity}
+    return to_json({"$schema": "https://json-schema.org/draft/2020-12/schema", "title": identity, **schema})

@@ -1,8 +1,8 @@
 """The page that text output is written on: lines, aligned columns, wrapping, colour that never stands alone, ASCII.
 
 One layout for terminals and pipes: colour and wrapping are the only differences, so what an engineer pastes into a
-ticket is what the screen showed. No boxes. Text that comes from the machine (titles, paths) can hold anything, so control
-characters are replaced before they reach a terminal.
+ticket is what the screen showed. No boxes. Text that comes from the machine (titles, paths) can hold anything, so
+control characters are replaced before they reach a terminal.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Role = Literal["plain", "bad", "warn", "good", "dim", "head"]
 
 _SGR: dict[Role, str] = {"plain": "", "bad": "1;31", "warn": "33", "good": "32", "dim": "2", "head": "1"}
 
-# One character for one, so that columns stay aligned. The last seven (multiplication sign, curly quotes, dashes) come in
-# with text from elsewhere.
+# One character for one, so that columns stay aligned. The last seven (multiplication sign, curly quotes, dashes) come
+# in with text from elsewhere.
 _ASCII = str.maketrans("·→├└│─✓✗█…\u00d7\u2018\u2019\u201c\u201d\u2013\u2014", "->|`|-+x#~x''\"\"--")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from vllmdiag.model.ranks import fold
 from vllmdiag.model.view import Party
@@ -70,3 +70,12 @@ def whom(parties: Iterable[Party]) -> str:
     """Several parties folded: one with its pid, more by name alone."""
     parties = tuple(parties)
     return who(parties[0]) if len(parties) == 1 else fold_labels(party.label for party in parties)
+
+
+def between(values: Iterable[float | None], write: Callable[[float], str]) -> str:
+    """One value, or the lowest and the highest of a folded group; empty where none is known."""
+    seen = [value for value in values if value is not None]
+    if not seen:
+        return ""
+    low, high = write(min(seen)), write(max(seen))
+    return low if low == high else f"{low}..{high}"

@@ -1,0 +1,96 @@
+"""The verbs, and the typer application built for one command line: only the verb that is asked for is imported."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from itertools import pairwise
+from typing import Annotated
+
+import typer
+
+from vllmdiag import __version__
+from vllmdiag.cli.options import Ascii, Color, with_common_options
+from vllmdiag.model.errors import ExitCode
+
+VERBS = {
+    "diagnose": "Name the first blocker: the verdict, its evidence and the next step.",
+    "ps": "Processes of the instance: tree, roles, ranks, states.",
+    "endpoints": "Sockets between them: who binds, who is connected, what waits.",
+    "shm": "Shared memory: capacity, who holds what, what is orphaned.",
+    "shm clean": "Show, or with --yes remove, segments of vLLM that nobody holds.",
+    "ring": "Shared-memory queues: slots, readers that lag, messages per second.",
+    "stacks": "Python stacks of every process, equal ones folded.",
+    "client": "The HTTP side: connections, health, counters that move.",
+    "schema": "JSON Schema of the documents.",
+}
+"""Verb -> what it does, in the order of the help. The module is `vllmdiag.cli.verbs.NAME` (a blank becomes ``_``)."""
+
+EPILOG = """Examples:
+
+\b
+  vllmdiag diagnose                     the only instance on this host
+  vllmdiag diagnose 2839                the instance that pid 2839 belongs to
+  vllmdiag ps --port 8000
+  vllmdiag diagnose --format json | jq .verdict
+
+\b
+Exit codes: 0 ok, 1 warning, 2 critical, 3 unknown, 64 usage, 66 no such instance, 77 not permitted.
+Nothing is written to, paused or restarted."""
+
+
+def build(args: list[str]) -> tuple[typer.Typer, list[str]]:
+    """Make the application for one command line.
+
+    Args:
+        args: the arguments without the program name.
+
+    Returns:
+        The application, and the arguments with a verb of two words (``shm clean``) joined into one.
+    """
+    words = _join_two_word_verbs(args)
+    completing = "_VLLMDIAG_COMPLETE" in os.environ
+    app = typer.Typer(
+        name="vllmdiag",
+        help="Names the first blocker of a vLLM server that does not answer: from outside, read-only, in seconds.",
+        epilog=EPILOG,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback(invoke_without_command=True)(_global_options)
+    for name, summary in VERBS.items():
+        if completing or name in words:
+            module = importlib.import_module(f"vllmdiag.cli.verbs.{name.replace(' ', '_')}")
+            command, epilog = with_common_options(module.run), module.EPILOG
+        else:
+            command, epilog = _not_loaded, ""
+        app.command(name, help=summary, short_help=summary, epilog=epilog)(command)
+    return app, words
+
+
+def _join_two_word_verbs(args: list[str]) -> list[str]:
+    for i, pair in enumerate(pairwise(args)):
+        if " ".join(pair) in VERBS:
+            return [*args[:i], " ".join(pair), *args[i + 2 :]]
+    return list(args)
+
+
+def _not_loaded() -> int:
+    """Stand in the help for a verb that this command line does not name."""
+    return ExitCode.BUG
+
+
+def _global_options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    color: Color = None,
+    ascii: Ascii = False,
+) -> None:
+    if version:
+        typer.echo(f"vllmdiag {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+    context.obj = {"color": color, "ascii": ascii}

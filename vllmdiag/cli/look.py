@@ -1,0 +1,64 @@
+"""From the command line to what was seen: the calls that every verb makes, and the exit code of a verb that shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from vllmdiag.cli.options import Common, Format
+from vllmdiag.cli.output import progress
+from vllmdiag.model.errors import ExitCode
+from vllmdiag.model.snapshot import Snapshot
+from vllmdiag.model.view import InstanceView
+from vllmdiag.render.document import to_json
+from vllmdiag.render.page import Style
+
+_ALWAYS = {"schema", "observed_at", "window_s", "vllm_version", "model", "node", "port", "missing"}
+
+
+def snapshot(common: Common, depth: str) -> Snapshot:
+    """Watch the instance for the window.
+
+    Args:
+        common: target, port, window and verbosity.
+        depth: the verb, which says how much is needed.
+
+    Raises:
+        TargetError: no such instance, or several to choose from.
+    """
+    from vllmdiag.sources.collect import collect
+
+    say = progress(common.output.verbose)
+    try:
+        return collect(common.target, common.port, common.window_s, depth, say)
+    finally:
+        say("")
+
+
+def instance_view(common: Common, depth: str) -> InstanceView:
+    """Watch the instance, and see it by role and rank. Raises what `snapshot` raises."""
+    from vllmdiag.diagnosis.view import view
+
+    return view(snapshot(common, depth))
+
+
+def show(
+    common: Common, seen: InstanceView, sections: tuple[str, ...], text: Callable[[InstanceView, Style], str]
+) -> int:
+    """Write the sections of a view that a verb is about.
+
+    Args:
+        common: form and destination.
+        seen: what was seen.
+        sections: fields of the view; the others are left empty in JSON.
+        text: writes the view for people.
+
+    Returns:
+        OK; UNKNOWN when there is nothing to show because it could not be observed. Judging is left to `diagnose`.
+    """
+    others = {field: () for field in seen.__struct_fields__ if field not in _ALWAYS and field not in sections}
+    seen = msgspec.structs.replace(seen, **others)
+    common.output.write(to_json(seen) if common.format is Format.JSON else text(seen, common.output.style))
+    empty = not any(getattr(seen, section) for section in sections)
+    return ExitCode.UNKNOWN if empty and seen.missing else ExitCode.OK

@@ -1,0 +1,88 @@
+"""The console entry: runs a verb, and turns whatever happens into an exit code and an error that teaches.
+
+Kept light: `vllmdiag --version` is asked by scripts and probes, so it is answered before anything big is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from vllmdiag import __version__
+from vllmdiag.model.errors import ExitCode, UsageError, VllmdiagError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments without the program name; those of the process when None.
+
+    Returns:
+        The exit code (see `ExitCode`); nothing but the requested product is written to stdout.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if args == ["--version"]:
+            print(f"vllmdiag {__version__}")
+            return ExitCode.OK
+        return _run(args)
+    except VllmdiagError as error:
+        _explain(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        from vllmdiag.cli.output import silence_stdout
+
+        silence_stdout()  # the reader of the help text has gone
+        return ExitCode.OK
+    except Exception as error:  # noqa: BLE001 (the last line of defence: a bug is reported, never thrown at the user)
+        if os.environ.get("VLLMDIAG_DEBUG") == "1":
+            traceback.print_exc()
+        _explain(_bug(error))
+        return ExitCode.BUG
+
+
+def _run(args: list[str]) -> int:
+    from typer import Abort, TyperException
+
+    from vllmdiag.cli.app import build
+
+    app, words = build(args)
+    try:
+        code = app(words, prog_name="vllmdiag", standalone_mode=False)
+    except TyperException as error:
+        raise _usage(error) from None
+    except Abort:
+        return ExitCode.INTERRUPTED
+    return int(code or 0)
+
+
+def _usage(error: Exception) -> UsageError:
+    """A usage error in the form of all others, pointing at the help of the verb in question."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "vllmdiag"
+    message = getattr(error, "format_message", error.__str__)().strip().rstrip(".")
+    return UsageError(message, why="the command line is not understood", next=f"{command} --help")
+
+
+def _bug(error: Exception) -> VllmdiagError:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "an unknown place"
+    return VllmdiagError(
+        f"bug in vllmdiag {__version__}: {type(error).__name__} at {place}",
+        why=str(error) or "no message",
+        next="please report it as an issue of vllmdiag, with what this prints: VLLMDIAG_DEBUG=1 vllmdiag ...",
+    )
+
+
+def _explain(error: VllmdiagError) -> None:
+    """Write what, why, next to stderr; further lines of `next` are aligned under the first."""
+    lines = [f"error: {error.what}"]
+    for key, text in (("why:  ", error.why), ("next: ", error.next)):
+        for i, line in enumerate(text.splitlines()):
+            lines.append(f"  {key if i == 0 else ' ' * len(key)}{line}")
+    print("\n".join(lines), file=sys.stderr)

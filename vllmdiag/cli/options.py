@@ -1,0 +1,97 @@
+"""The options that every verb has, declared once, and the value that a verb gets of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from vllmdiag.cli.output import Output
+
+
+class Format(str, Enum):
+    """Forms of the product."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class ColorWhen(str, Enum):
+    """When to write colour."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+Color = Annotated[
+    ColorWhen | None,
+    typer.Option("--color", help="Colour: on a terminal (auto), always or never; NO_COLOR is honoured."),
+]
+Ascii = Annotated[bool, typer.Option("--ascii", help="ASCII characters only.")]
+
+
+class Common(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line said that every verb understands."""
+
+    target: int | None = None
+    port: int | None = None
+    window_s: float = 3.0
+    format: Format = Format.TEXT
+    output: Output = Output()
+
+
+def _common_options(
+    context: typer.Context,
+    target: Annotated[int | None, typer.Argument(metavar="[TARGET]", help="Any pid of the instance.", min=1)] = None,
+    port: Annotated[int | None, typer.Option(help="HTTP port of the instance.", min=1, max=65535)] = None,
+    window: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long to watch for motion.", min=0.2, max=600.0)
+    ] = 3.0,
+    format: Annotated[Format, typer.Option("--format", "-f", help="Form of the product.")] = Format.TEXT,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there.")] = None,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more, fold nothing.")] = 0,
+    color: Color = None,
+    ascii: Ascii = False,
+) -> Common:
+    """Gather the common options; what stands before the verb counts where nothing stands after it."""
+    before = context.obj or {}
+    when = color or before.get("color") or ColorWhen.AUTO
+    return Common(
+        target=target,
+        port=port,
+        window_s=window,
+        format=format,
+        output=Output(file=output, color=when.value, ascii=ascii or before.get("ascii", False), verbose=verbose),
+    )
+
+
+def with_common_options(run: Callable[..., int]) -> Callable[..., int]:
+    """Give a verb the common options beside its own.
+
+    Args:
+        run: the verb. Its first parameter is the `Common`; the others are its own options. A verb without a parameter
+            called `common` is returned as it is.
+
+    Returns:
+        A function whose signature, which typer reads, holds both sets of options.
+    """
+    own = inspect.signature(run, eval_str=True).parameters
+    if "common" not in own:
+        return run
+    shared = inspect.signature(_common_options, eval_str=True).parameters
+    parameters = {**shared, **{name: own[name] for name in own if name != "common"}}
+
+    def command(**given: Any) -> int:
+        return run(_common_options(**{name: given.pop(name) for name in shared}), **given)
+
+    command.__doc__ = run.__doc__
+    command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    # functions may carry a signature of their own (PEP 362); the type checker does not know
+    command.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    return command
