@@ -6,7 +6,6 @@ connection to a port those processes listen on, also one that no process owns (n
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -259,20 +258,15 @@ def missing_ipc_paths(sockets: Iterable[Socket], root: str = "/") -> tuple[str, 
 
 def _absent(path: str, pid: int, root: str) -> bool:
     home = procfs.proc(root, pid, "root")
-    parents = [path[:i] for i, letter in enumerate(path) if letter == "/" and i]
     try:
-        # An absolute symlink on the way would be followed from our root, not from the owner's.
-        if any(os.path.islink(home + parent) for parent in parents) and not os.path.samefile(home, "/"):
+        os.lstat(home + path)
+    except (FileNotFoundError, NotADirectoryError):
+        parents = [path[:i] for i, letter in enumerate(path) if letter == "/" and i]
+        try:  # after the fact, so that a process that has just ended is not taken for a lost path
+            # A symlink on the way is followed from our root, which need not be the owner's.
+            return os.path.samefile(home, "/") or not any(os.path.islink(home + parent) for parent in parents)
+        except OSError:
             return False
-        os.stat(home)
     except OSError:
-        return False
-    return _errno_of_lstat(home + path) in (errno.ENOENT, errno.ENOTDIR)
-
-
-def _errno_of_lstat(path: str) -> int:
-    try:
-        os.lstat(path)
-    except OSError as error:
-        return error.errno or 0
-    return 0
+        pass
+    return False
