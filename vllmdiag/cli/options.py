@@ -48,14 +48,18 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
 
 def _common_options(
     context: typer.Context,
-    target: Annotated[int | None, typer.Argument(metavar="[TARGET]", help="Any pid of the instance.", min=1)] = None,
-    port: Annotated[int | None, typer.Option(help="HTTP port of the instance.", min=1, max=65535)] = None,
+    target: Annotated[int | None, typer.Argument(metavar="TARGET", help="Any pid of the instance.", min=1)] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="HTTP port of the instance.", min=1, max=65535)
+    ] = None,
     window: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long to watch for motion.", min=0.2, max=600.0)
     ] = 3.0,
     format: Annotated[Format, typer.Option("--format", "-f", help="Form of the product.")] = Format.TEXT,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there.")] = None,
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more, fold nothing.")] = 0,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Say more, fold nothing.")
+    ] = 0,
     color: Color = None,
     ascii: Ascii = False,
 ) -> Common:

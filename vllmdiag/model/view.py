@@ -18,6 +18,8 @@ from .ring import Geometry, RingState
 from .shm import PeekedSlot
 
 VIEW_SCHEMA = "vllmdiag.view/1"
+INSTANCES_SCHEMA = "vllmdiag.instances/1"
+REMOVALS_SCHEMA = "vllmdiag.removals/1"
 
 Motion = Literal["moving", "idle", "stuck", "full", "broken", "unknown"]
 
@@ -151,6 +153,13 @@ class Removal(Fact, frozen=True, kw_only=True):
     """Bytes given back."""
     why: str = ""
     """Why it was kept."""
+
+
+class Removals(Fact, frozen=True, kw_only=True):
+    """What `shm clean --yes` did."""
+
+    schema: str = REMOVALS_SCHEMA
+    removals: tuple[Removal, ...] = ()
 
 
 class MountView(Fact, frozen=True, kw_only=True):
@@ -292,3 +301,10 @@ class InstanceLine(Fact, frozen=True, kw_only=True):
     model: str | None = None
     abnormal: tuple[str, ...] = ()
     """What stands out at first sight, e.g. ``Worker_TP1 stopped``."""
+
+
+class Instances(Fact, frozen=True, kw_only=True):
+    """The instances of a host, to choose from."""
+
+    schema: str = INSTANCES_SCHEMA
+    instances: tuple[InstanceLine, ...] = ()

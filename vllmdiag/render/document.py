@@ -6,12 +6,14 @@ import msgspec
 
 from vllmdiag.model.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
 from vllmdiag.model.snapshot import SNAPSHOT_SCHEMA, Snapshot
-from vllmdiag.model.view import VIEW_SCHEMA, InstanceView
+from vllmdiag.model.view import INSTANCES_SCHEMA, REMOVALS_SCHEMA, VIEW_SCHEMA, Instances, InstanceView, Removals
 
 DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "diagnosis": (DIAGNOSIS_SCHEMA, Diagnosis),
     "snapshot": (SNAPSHOT_SCHEMA, Snapshot),
     "view": (VIEW_SCHEMA, InstanceView),
+    "instances": (INSTANCES_SCHEMA, Instances),
+    "removals": (REMOVALS_SCHEMA, Removals),
 }
 """Name on the command line -> (value of its `schema` field, struct)."""
 

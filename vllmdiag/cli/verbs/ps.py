@@ -5,6 +5,7 @@ from __future__ import annotations
 from vllmdiag.cli.look import instance_view, show
 from vllmdiag.cli.options import Common, Format
 from vllmdiag.model.errors import ExitCode
+from vllmdiag.model.view import Instances
 from vllmdiag.render.document import to_json
 from vllmdiag.render.ps import instances_text, ps_text
 
@@ -24,6 +25,8 @@ def run(common: Common) -> int:
         instances = tuple(list_instances())
         if len(instances) > 1:
             as_json = common.format is Format.JSON
-            common.output.write(to_json(instances) if as_json else instances_text(instances, common.output.style))
+            common.output.write(
+                to_json(Instances(instances=instances)) if as_json else instances_text(instances, common.output.style)
+            )
             return ExitCode.OK
     return show(common, instance_view(common, "ps"), ("members",), ps_text)

@@ -15,15 +15,16 @@ EPILOG = """Examples:
 \b
   vllmdiag schema diagnosis             of `diagnose --format json`
   vllmdiag schema view                  of the verbs that show one layer
+  vllmdiag schema instances             of `ps` where the host has several
   vllmdiag schema                       the documents there are"""
 
 
 def run(
-    document: Annotated[str | None, typer.Argument(metavar="[DOCUMENT]", help=", ".join(DOCUMENTS))] = None,
+    document: Annotated[str | None, typer.Argument(metavar="DOCUMENT", help=", ".join(DOCUMENTS))] = None,
 ) -> int:
     """Print a schema, or the names of the documents."""
     if document is None:
-        Output().write("".join(f"{name.ljust(10)} {identity}\n" for name, (identity, _) in DOCUMENTS.items()))
+        Output().write("".join(f"{name.ljust(11)} {identity}\n" for name, (identity, _) in DOCUMENTS.items()))
     elif document in DOCUMENTS:
         Output().write(json_schema(document))
     else:

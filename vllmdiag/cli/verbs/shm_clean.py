@@ -9,6 +9,7 @@ import typer
 from vllmdiag.cli.look import instance_view, show
 from vllmdiag.cli.options import Common, Format
 from vllmdiag.model.errors import ExitCode
+from vllmdiag.model.view import Removals
 from vllmdiag.render.document import to_json
 from vllmdiag.render.shm import orphans_text, removals_text
 
@@ -36,5 +37,7 @@ def run(
 
     removals = remove_orphans(seen.segments)
     as_json = common.format is Format.JSON
-    common.output.write(to_json(removals) if as_json else removals_text(removals, common.output.style))
+    common.output.write(
+        to_json(Removals(removals=tuple(removals))) if as_json else removals_text(removals, common.output.style)
+    )
     return ExitCode.OK if all(removal.removed for removal in removals) else ExitCode.WARNING
