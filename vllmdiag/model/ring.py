@@ -1,11 +1,14 @@
 """The state of a ShmRingBuffer, decoded from its flag bytes. Pure: bytes in, state out.
 
-Layout (the same in vLLM 0.8.5 to 0.33, source: vllm/distributed/device_communicators/shm_broadcast.py): `chunks` data slots of
-`chunk_bytes`, then one metadata row of ``1 + n_readers`` bytes per slot: ``[written][read by 0]...[read by n-1]``.
+Layout (the same in vLLM 0.8.5 to 0.33, source: vllm/distributed/device_communicators/shm_broadcast.py): `chunks` data
+slots of `chunk_bytes`, then a row of ``1 + n_readers`` bytes per slot: ``[written][read by 0]...[read by n-1]``.
 
-The writer may reuse a slot that was never written or that every reader has read. It then sets, in this order: written=0,
-copies the data, clears every read flag, written=1. A reader k takes a slot with written=1 and its own flag 0, and sets the
-flag to 1 when done. So a row is, over time: 0 00 -> (0 xx while writing) -> 1 00 -> 1 10 or 1 01 -> 1 11 -> 0 11 -> ...
+The writer may reuse a slot that was never written or that every reader has read. It sets, in this order: written=0,
+copies the data, clears the read flags from reader 0 on, written=1. A reader k takes a slot with written=1 and its own
+flag 0, and sets the flag to 1 when done. So a row is, over time:
+0 00 -> 1 00 -> 1 10 or 1 01 -> 1 11 -> 0 11 -> 0 01 -> 0 00 -> 1 00 -> ...
+
+`decode` accepts exactly the flags that this protocol can reach (tests/property/test_ring_decoding.py walks them all).
 """
 
 from __future__ import annotations
@@ -89,11 +92,12 @@ def decode(metadata: bytes, n_readers: int) -> RingState:
         raise ValueError(f"{len(metadata)} bytes of metadata do not make rows of {row}")
     slots = tuple(_slot(i, metadata[i * row : (i + 1) * row]) for i in range(len(metadata) // row))
     lag = tuple(sum(reader in slot.unread_by for slot in slots) for reader in range(n_readers))
-    problems = tuple(_problems(slots, n_readers))
+    claims = _writer_claims(slots, n_readers)
+    problems = (*_broken_slots(slots, metadata, row), *_contradiction(claims))
     return RingState(
         slots=slots,
         lag=lag,
-        writer_index=None if problems else _writer_index(slots, n_readers),
+        writer_index=claims[0][0] if claims and not problems else None,
         full=all(slot.state is SlotState.UNREAD for slot in slots),
         problems=problems,
     )
@@ -110,49 +114,41 @@ def _slot(index: int, row: bytes) -> Slot:
     return Slot(index=index, state=SlotState.WRITING if any(reads) else SlotState.EMPTY)
 
 
-def _problems(slots: tuple[Slot, ...], n_readers: int) -> list[str]:
+def _writer_claims(slots: tuple[Slot, ...], n_readers: int) -> list[tuple[int, str]]:
+    """Where the writer stands, by every sign of it: (slot, what says so). In a sound ring all name the same slot.
+
+    No sign at all is sound too: with everything read, or a whole lap unread by everybody, no slot stands out.
+    """
+    claims = [(slot.index, f"slot {slot.index} is being written") for slot in slots if slot.state is SlotState.WRITING]
+    # The unwritten rest of the first lap begins where the writer stands. A slot in the middle of a later write looks
+    # never written for an instant too (flags cleared, written not yet set), and there the writer stands as well.
+    empty = next((slot.index for slot in slots if slot.state is SlotState.EMPTY), None)
+    if empty is not None:
+        claims.append((empty, f"slot {empty} is not written yet"))
+    # What a reader has not taken are the newest messages: they end just before the writer's slot.
+    for reader in range(n_readers):
+        unread = [reader in slot.unread_by for slot in slots]
+        ends = (i for i, flag in enumerate(unread) if flag and not unread[(i + 1) % len(slots)])
+        claims += [((end + 1) % len(slots), f"the slots unread by reader {reader} end at slot {end}") for end in ends]
+    return claims
+
+
+def _contradiction(claims: list[tuple[int, str]]) -> list[str]:
+    """The first two signs of the writer that name different slots."""
+    return next(([f"{claims[0][1]}, but {words}"] for slot, words in claims if slot != claims[0][0]), [])
+
+
+def _broken_slots(slots: tuple[Slot, ...], metadata: bytes, row: int) -> list[str]:
+    """Slots that the protocol cannot produce, each by itself."""
     problems = []
-    invalid = [s.index for s in slots if s.state is SlotState.INVALID]
+    invalid = [slot.index for slot in slots if slot.state is SlotState.INVALID]
     if invalid:
         problems.append(f"flags other than 0 and 1 in slot {invalid[0]}")
-    if sum(s.state is SlotState.WRITING for s in slots) > 1:
-        problems.append("more than one slot is being written")
-    for reader in range(n_readers):
-        unread = [reader in s.unread_by for s in slots]
-        if _runs(unread) > 1:
-            problems.append(f"the slots unread by reader {reader} are not one run")
-    empty = [s.state is SlotState.EMPTY for s in slots]
-    # A slot in its second write is EMPTY for an instant (flags already cleared, written not yet set), so one lone EMPTY
-    # slot anywhere is sound; more than one must be the unwritten rest of the first lap.
-    if _runs(empty) > 1 or (sum(empty) > 1 and not empty[-1]):
-        problems.append("never-written slots before written ones")
-    return problems
-
-
-def _runs(flags: list[bool]) -> int:
-    """Number of cyclic runs of True."""
-    if all(flags):
-        return 1
-    return sum(flag and not flags[i - 1] for i, flag in enumerate(flags))
-
-
-def _writer_index(slots: tuple[Slot, ...], n_readers: int) -> int | None:
-    n = len(slots)
     for slot in slots:
-        if slot.state is SlotState.WRITING:
-            return slot.index
-    empty = [s.index for s in slots if s.state is SlotState.EMPTY]
-    if empty:
-        return empty[0]  # first lap (or the lone slot in the middle of a write): the writer stands at the first of them
-    pending = [s.state is SlotState.UNREAD for s in slots]
-    if not any(pending):
-        return None
-    if all(pending):
-        # Full: the writer waits at the oldest slot. The reader lists shrink from the oldest slot on, so the oldest is where
-        # a reader that is behind by less than a lap starts; with everybody a whole lap behind it cannot be told.
-        for reader in range(n_readers):
-            unread = [reader in s.unread_by for s in slots]
-            if any(unread) and not all(unread):
-                return next((i + 1) % n for i in range(n) if unread[i] and not unread[(i + 1) % n])
-        return None
-    return next((i + 1) % n for i in range(n) if pending[i] and not pending[(i + 1) % n])
+        reads = metadata[slot.index * row + 1 : (slot.index + 1) * row]
+        if slot.state is SlotState.WRITING and sorted(reads) != list(reads):
+            problems.append(f"the read flags of slot {slot.index} were not cleared in order")
+    empty = [slot.index for slot in slots if slot.state is SlotState.EMPTY]
+    if len(empty) > 1 and empty != list(range(empty[0], len(slots))):
+        problems.append(f"slot {empty[0]} is not written yet, but a later one is")
+    return problems
