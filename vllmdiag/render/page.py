@@ -33,10 +33,11 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(NamedTuple):
-    """A piece of text with the role it plays."""
+    """A piece of text with the role it plays. A `whole` one (a command to copy) is never broken over lines."""
 
     text: str
     role: Role = "plain"
+    whole: bool = False
 
 
 Text = str | Span
@@ -98,7 +99,7 @@ class Page:
                 cell = row[i] if i < len(row) else Span("")
                 pad = " " * (widths[i] - columns(cell.text))
                 if i == shown[-1]:
-                    spans.append(cell)
+                    spans += [pad if i in right else "", cell]
                     break
                 spans += [pad, cell, "  "] if i in right else [cell, pad + "  "]
                 at += widths[i] + 2
@@ -134,12 +135,16 @@ class Page:
 
 def _span(text: Text) -> Span:
     span = Span(text) if isinstance(text, str) else text
-    return Span(clean(span.text), span.role)
+    return span._replace(text=clean(span.text))
 
 
 def _words(spans: Iterable[Text]) -> list[Span]:
     """Split spans into words and the white space between them, each with its role."""
-    return [Span(word, span.role) for span in map(_span, spans) for word in re.findall(r"\s+|\S+", span.text)]
+    return [
+        span._replace(text=word)
+        for span in map(_span, spans)
+        for word in ([span.text] if span.whole else re.findall(r"\s+|\S+", span.text))
+    ]
 
 
 def _merged(row: Iterable[Span]) -> list[Span]:

@@ -8,7 +8,7 @@ from vllmdiag.model.base import Missing
 from vllmdiag.model.view import InstanceView
 
 from .page import Page, Span
-from .words import duration
+from .words import duration, fold_labels
 
 
 def headline(page: Page, view: InstanceView) -> None:
@@ -32,10 +32,7 @@ def could_not_observe(page: Page, missing: Iterable[Missing]) -> None:
     if not groups:
         return
     page.section("could not observe")
-    limit = None if page.style.verbose else 4
     for (why, after), whats in groups.items():
-        shown = ", ".join(dict.fromkeys(whats[:limit]))
-        more = f" and {len(whats) - limit} more" if limit is not None and len(whats) > limit else ""
-        page.line(Span("? ", "warn"), f"{shown}{more}: {why}", indent=2, hang=4)
+        page.line(Span("? ", "warn"), f"{fold_labels(dict.fromkeys(whats))}: {why}", indent=2, hang=4)
         if after:
-            page.line(Span("next  ", "dim"), after, indent=4, hang=10)
+            page.line(Span("next  ", "dim"), Span(after, whole=True), indent=4, hang=10)

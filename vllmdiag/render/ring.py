@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllmdiag.model.ranks import fold
 from vllmdiag.model.ring import RingState, Slot, SlotState
 from vllmdiag.model.view import InstanceView, Motion, ReaderView, RingView
 
@@ -59,7 +60,8 @@ def _ring(page: Page, ring: RingView) -> None:
     for start in range(0, len(ring.last.slots), _BAND):
         _grid(page, ring, ring.last, start)
     if ring.overflow_slots:
-        page.line(f"too large for their slot, sent over the socket: slots {_listed(ring.overflow_slots)}", indent=2)
+        slots = ("slot " if len(ring.overflow_slots) == 1 else "slots ") + fold(ring.overflow_slots)
+        page.line(f"too large for the slot, sent over the socket: {slots}", indent=2)
     rows = [
         (f"slot {one.slot}", one.method or "(no name)", "over the socket" if one.overflow else "")
         for one in ring.peeked
@@ -111,14 +113,10 @@ def _name(group: Sequence[ReaderView]) -> str:
     known = [reader.party for reader in group if reader.party]
     if len(group) == 1:
         return f"reader {group[0].index} {who(known[0])}" if known else f"reader {group[0].index}"
-    indices = fold_labels(f"{reader.index}" for reader in group)
+    indices = fold(reader.index for reader in group)
     return f"readers {indices} {fold_labels(party.label for party in known)}".rstrip()
 
 
 def _cells(slots: Sequence[Slot], reader: int) -> str:
     marks = {SlotState.EMPTY: "o", SlotState.WRITING: "w", SlotState.READ: "·", SlotState.INVALID: "!"}
     return "".join(marks.get(slot.state, "█" if reader in slot.unread_by else "·") for slot in slots)
-
-
-def _listed(slots: Sequence[int]) -> str:
-    return fold_labels(str(slot) for slot in slots)

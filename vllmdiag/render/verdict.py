@@ -54,6 +54,7 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style) -> str:
 
 def _verdict(page: Page, verdict: Verdict) -> None:
     place = f"layer {verdict.layer} {LAYER_NAMES.get(verdict.layer, '')}".rstrip() if verdict.layer else verdict.cause
+    place = "" if place == verdict.status else place
     facts = [
         place,
         _about(verdict.subject, verdict.summary),
@@ -109,7 +110,9 @@ def _next(page: Page, steps: Sequence[NextStep], indent: int) -> None:
         why = f"   (why: {step.why}{risk})" if step.why else f"   (risk: {step.risk})" if risk else ""
         command = step.command.ljust(commands) if why else step.command
         key = "" if i else "next"
-        page.line(Span(key.ljust(_KEY), "dim"), Span(command, "head"), why, indent=indent, hang=indent + _KEY)
+        page.line(
+            Span(key.ljust(_KEY), "dim"), Span(command, "head", whole=True), why, indent=indent, hang=indent + _KEY
+        )
 
 
 def _target(target: Target, window_s: float) -> str:
@@ -162,8 +165,8 @@ def _findings(page: Page, diagnosis: Diagnosis) -> None:
         _next(page, first.next, indent=2 + _KEY)
     for cause in dict.fromkeys(finding.folded_into for finding in echoes):
         page.section(f"explained by {cause}")
-        for group in _groups(finding for finding in echoes if finding.folded_into == cause):
-            page.line(f"{group[0].cause.ljust(_KEY)}  {_about_all(group)}", indent=2, hang=4)
+        explained = (finding for finding in echoes if finding.folded_into == cause)
+        page.table([(group[0].cause, _about_all(group)) for group in _groups(explained)], indent=2)
 
 
 def _groups(findings: Iterable[Finding]) -> list[list[Finding]]:

@@ -1,0 +1,59 @@
+"""Every page kept as a golden file. `python -m tests.unit.render.goldens` writes them anew, to be read in the diff."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.unit.render import samples
+from vllmdiag.model.view import Instances, Removal
+from vllmdiag.render.client import client_text
+from vllmdiag.render.document import json_schema, to_json
+from vllmdiag.render.endpoints import endpoints_text
+from vllmdiag.render.page import Style
+from vllmdiag.render.ps import instances_text, ps_text
+from vllmdiag.render.ring import ring_text
+from vllmdiag.render.shm import orphans_text, removals_text, shm_text
+from vllmdiag.render.stacks import stacks_text
+from vllmdiag.render.verdict import diagnosis_text
+
+DIRECTORY = Path(__file__).parent / "golden"
+
+_PLAIN = Style()
+_REMOVALS = (
+    Removal(name="psm_dead0001", removed=True, freed=90112),
+    Removal(name="psm_dead0003", removed=False, why="held by pid 4100 now"),
+)
+
+PAGES: dict[str, Callable[[], str]] = {
+    "critical.txt": lambda: diagnosis_text(samples.critical(), _PLAIN),
+    "critical-verbose.txt": lambda: diagnosis_text(samples.critical(), Style(verbose=1)),
+    "critical-60-columns.txt": lambda: diagnosis_text(samples.critical(), Style(width=60)),
+    "critical-colour.txt": lambda: diagnosis_text(samples.critical(), Style(colour=True)),
+    "critical-ascii.txt": lambda: diagnosis_text(samples.critical(), Style(ascii=True)),
+    "critical.json": lambda: to_json(samples.critical()),
+    "idle.txt": lambda: diagnosis_text(samples.idle(), _PLAIN),
+    "idle.json": lambda: to_json(samples.idle()),
+    "unknown.txt": lambda: diagnosis_text(samples.unknown(), _PLAIN),
+    "unknown.json": lambda: to_json(samples.unknown()),
+    "warning.txt": lambda: diagnosis_text(samples.warning(), _PLAIN),
+    "ps.txt": lambda: ps_text(samples.instance(), _PLAIN),
+    "ps-instances.txt": lambda: instances_text(samples.instances(), _PLAIN),
+    "ps-instances.json": lambda: to_json(Instances(instances=samples.instances())),
+    "endpoints.txt": lambda: endpoints_text(samples.instance(), _PLAIN),
+    "shm.txt": lambda: shm_text(samples.instance(), _PLAIN),
+    "shm-clean.txt": lambda: orphans_text(samples.instance(), _PLAIN),
+    "shm-clean-yes.txt": lambda: removals_text(_REMOVALS, _PLAIN),
+    "ring.txt": lambda: ring_text(samples.instance(), _PLAIN),
+    "ring-ascii.txt": lambda: ring_text(samples.instance(), Style(ascii=True)),
+    "stacks.txt": lambda: stacks_text(samples.instance(), _PLAIN),
+    "stacks-verbose.txt": lambda: stacks_text(samples.instance(), Style(verbose=1)),
+    "client.txt": lambda: client_text(samples.instance(), _PLAIN),
+    "view.json": lambda: to_json(samples.instance()),
+    "diagnosis.schema.json": lambda: json_schema("diagnosis"),
+}
+
+
+if __name__ == "__main__":
+    for name, write in PAGES.items():
+        (DIRECTORY / name).write_text(write(), encoding="utf-8")
