@@ -46,8 +46,8 @@ def method_of(slot: bytes) -> tuple[str | None, int, bool]:
     """What a slot says about its message. Only for slots of a broadcast ring: elsewhere the first item is no method.
 
     Args:
-        slot: the first bytes of the slot. 512 are enough for the methods of vLLM itself; the 7 of the header give length
-            and overflow.
+        slot: the first bytes of the slot. 512 are enough for the methods of vLLM itself; the 7 of the header
+            give length and overflow.
 
     Returns:
         (method, length, overflow): the method's name, `CALLABLE`, or None where the slot shows none; bytes of the
