@@ -20,6 +20,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _HEADER = struct.Struct("<iI")  # errno (0 = answered), bytes that follow
+_STARVED_WAITS = 10
 _REAP_S = 0.1  # a killed child in D dies when the kernel lets it; init reaps it after us
 
 
@@ -31,7 +32,8 @@ def each(
     Args:
         function: runs in the child; returns bytes or raises OSError. It must not need threads or locks of the parent.
         items: one call each, all in one child as long as none is late.
-        timeout_s: seconds one call may take; then its child is killed and a new one goes on with the next item.
+        timeout_s: seconds one call may sleep; then its child is killed and a new one goes on with the next item. A child
+            that is runnable is not stuck but short of CPU, and is given ten times as long.
         total_s: seconds that late calls may take together; what is left after that is not tried.
 
     Returns:
@@ -79,9 +81,8 @@ def _one_child(
     error: OSError | None = None
     try:
         while len(answers) < len(items):
-            deadline = time.monotonic() + timeout_s
-            code, size = _HEADER.unpack(_receive(reader, _HEADER.size, deadline))
-            data = _receive(reader, size, deadline)
+            code, size = _HEADER.unpack(_receive(reader, _HEADER.size, pid, timeout_s))
+            data = _receive(reader, size, pid, timeout_s)
             answers.append(data if code == 0 else OSError(code, data.decode("utf-8", "replace")))
     except (TimeoutError, ChildProcessError) as late:
         error = late
@@ -113,17 +114,26 @@ def _serve(function: Callable[[T], bytes], items: Sequence[T], writer: int) -> N
         os._exit(0)
 
 
-def _receive(reader: int, size: int, deadline: float) -> bytes:
+def _receive(reader: int, size: int, pid: int, timeout_s: float) -> bytes:
     data = b""
+    waits = 0
     while len(data) < size:
-        ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([reader], [], [], timeout_s)
         if not ready:
-            raise TimeoutError(errno.ETIMEDOUT, "the read did not return")
+            waits += 1
+            if waits >= _STARVED_WAITS or not _runnable(pid):
+                raise TimeoutError(errno.ETIMEDOUT, "the read did not return")
+            continue
         chunk = os.read(reader, min(size - len(data), 1 << 20))
         if not chunk:
             raise ChildProcessError(errno.ECHILD, "the reading child died")
         data += chunk
     return data
+
+
+def _runnable(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        return stat.read().rpartition(b")")[2].split()[0] == b"R"
 
 
 def _end(pid: int) -> None:

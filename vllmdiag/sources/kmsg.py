@@ -29,6 +29,8 @@ def kernel_lines(root: str = "/", since_s: float = 3600.0) -> tuple[KernelLine, 
     """
     try:
         data = _records(os.path.join(root, "dev", "kmsg"))
+    except FileNotFoundError:
+        return Missing(what="kernel log", why="ENOENT: there is no /dev/kmsg here", next="on the host: dmesg -T")
     except OSError as error:
         return procfs.missing("kernel log", error, hint="run as root (CAP_SYSLOG), or read `dmesg -T`")
     oldest = procfs.uptime(root) - since_s

@@ -17,7 +17,7 @@ GONE = frozenset({errno.ENOENT, errno.ESRCH})
 _WHY = {
     errno.EACCES: "the kernel refuses it to this user",
     errno.EPERM: "the kernel refuses it without the capability",
-    errno.ENOENT: "no such file: the process has ended, is hidden, or this kernel does not offer it",
+    errno.ENOENT: "the process has ended, is hidden, or this kernel does not offer it",
     errno.ESRCH: "the process has ended",
     errno.EINVAL: "the kernel does not offer it for this process",
     errno.ETIMEDOUT: "the read did not return: the target holds its mmap_lock, or the file system does not answer",
@@ -31,7 +31,7 @@ def proc(root: str, *parts: str | int) -> str:
 
 def read(path: str, dir_fd: int | None = None) -> bytes:
     """The whole file. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=dir_fd)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         data = os.read(fd, 1 << 16)
         while chunk := os.read(fd, 1 << 16) if data else b"":

@@ -160,7 +160,7 @@ class _Track:
                 if again == tail:
                     break
                 tail = again
-            if tail != self._last:
+            if tail != self._last and len(tail) == self._tail_bytes:  # shorter: somebody has truncated the file
                 self._keep(t, tail)
 
     def _keep(self, t: float, tail: bytes) -> None:
