@@ -16,7 +16,7 @@ from ..vllm.instances import Instance, Member, find_instances
 from ..vllm.serve_options import ServeOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scene:
     """The snapshot together with the instance that is judged."""
 
@@ -161,6 +161,3 @@ def scene_of(snapshot: Snapshot) -> Scene | None:
         return None
     instance = max(chosen, key=lambda i: (len(targets & set(i.pids)), not i.orphaned, len(i.pids)))
     return Scene(snapshot=snapshot, instance=instance, others=tuple(i for i in instances if i is not instance))
-
-
-

@@ -15,7 +15,8 @@ import msgspec
 
 from ..model.base import Fact, Missing
 from ..model.process import Process
-from .titles import Identity, ServeOptions, identify
+from .serve_options import ServeOptions
+from .titles import Identity, identify
 
 _SERVERS = ("APIServer", "Launcher", "Driver")
 _SEEDS = ("APIServer", "EngineCore", "Worker", "DPCoordinator", "RayWorker")
@@ -267,7 +268,7 @@ def _part_of_child(parent: Member, below: Sequence[Identity | None], options: Se
         return "Worker", "Worker"
     if any(k is not None and k.role in ("Worker", "Child") for k in below):
         return "EngineCore", "EngineCore"
-    single = options is None or (options.data_parallel_size <= 1 and options.api_server_count <= 1)
+    single = options is None or (options.data_parallel_size <= 1 and (options.api_server_count or 1) <= 1)
     if parent.role in ("APIServer", "Driver") and single:
         return "EngineCore", "EngineCore"
     if parent.role == "Launcher" and options is not None and options.headless and options.nnodes > 1:
@@ -318,11 +319,22 @@ def _job(tree: Instance, by_pid: dict[int, Process]) -> object:
     options = tree.options
     if options is not None and options.nnodes > 1:
         return "nodes", options.master_addr, options.master_port
-    if options is not None and options.data_parallel_size > 1 and (options.headless or options.several_servers):
+    if options is not None and options.data_parallel_size > 1 and _one_of_several(options):
         return "dp", options.data_parallel_address, options.data_parallel_rpc_port
     # Orphans keep the process group of their dead parent, so does a server whose engine died under it.
     pgid = by_pid[tree.roots[0]].pgid
     return ("group", pgid) if pgid else ("root", tree.roots[0])
+
+
+def _one_of_several(options: ServeOptions) -> bool:
+    """This command starts a part of the engines only: a headless node, or one rank behind an external balancer."""
+    return (
+        options.headless
+        or options.data_parallel_rank is not None
+        or options.data_parallel_external_lb
+        or options.data_parallel_hybrid_lb
+        or (options.data_parallel_size_local or options.data_parallel_size) < options.data_parallel_size
+    )
 
 
 def _merge(group: list[Instance]) -> Instance:

@@ -1,0 +1,166 @@
+"""What the rules look at: the scene with its rings, activities and motion worked out once; and how a finding is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..catalogue.entries import cause
+from ..model.diagnosis import Confidence, Finding, Link, NextStep, Severity, Subject
+from ..vllm.instances import Member
+from .activity import DEAD, STOPPED, Activity, activity_of
+from .motion import Progress, progress_of, starting_motion
+from .rings import Ring, rings_of
+from .scene import Scene
+
+_LOOP_FRAMES = ("run_busy_loop", "step", "step_with_batch_queue")
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """The instance under judgement."""
+
+    scene: Scene
+
+    @property
+    def window_s(self) -> float:
+        """Length of the window, seconds."""
+        return self.scene.snapshot.window_s
+
+    @cached_property
+    def acts(self) -> dict[int, Activity]:
+        """What each member does."""
+        return {m.pid: activity_of(self.scene.processes[m.pid], m, self.window_s) for m in self.scene.instance.members}
+
+    @cached_property
+    def rings(self) -> tuple[Ring, ...]:
+        """Rings of the instance."""
+        return rings_of(self.scene)
+
+    @cached_property
+    def progress(self) -> dict[int, Progress]:
+        """Motion and outstanding work by EngineCore."""
+        return {e.pid: progress_of(self.scene, e, self.rings, self.acts) for e in self.scene.engines}
+
+    @cached_property
+    def starting_motion(self) -> tuple[str, ...]:
+        """Evidence that the start-up advances."""
+        return starting_motion(self.scene, self.rings, self.acts, self.window_s)
+
+    def label(self, pid: int | None) -> str:
+        """Role and rank as people write it."""
+        return self.scene.subject(pid).label if pid is not None else "?"
+
+    def dead(self, pid: int) -> bool:
+        """The process has died."""
+        return self.acts[pid].kind == DEAD
+
+    def halted(self, pid: int) -> bool:
+        """Dead or stopped: it cannot move whatever the others do."""
+        return self.acts[pid].kind in (DEAD, STOPPED)
+
+    def in_loop(self, engine: Member) -> bool:
+        """The engine has finished its start-up: its main thread is inside the busy loop."""
+        act = self.acts[engine.pid]
+        if act.main is None:
+            return False
+        return any(frame.name.rsplit(".", 1)[-1] in _LOOP_FRAMES for stack in act.main.stacks for frame in stack.frames)
+
+    @cached_property
+    def listening(self) -> bool:
+        """A server of the instance listens for HTTP, as far as its sockets or an answer show it."""
+        scene = self.scene
+        if any(probe.status is not None for probe in scene.snapshot.http):
+            return True
+        servers = {m.pid for m in scene.instance.of("APIServer", "Launcher")}
+        return any(s.family != "unix" and s.port in scene.http_ports and servers & set(s.pids) for s in scene.listeners)
+
+    @cached_property
+    def starting(self) -> bool:
+        """Not ready yet: no listener where one will be, or an engine that has not reached its loop."""
+        scene = self.scene
+        if scene.instance.orphaned:
+            return False
+        alive_engines = [e for e in scene.engines if not self.dead(e.pid)]
+        if any(self.acts[m.pid].state == "wait_start" for m in scene.instance.of("APIServer", "Launcher")):
+            return True
+        if scene.servers and scene.http_ports and scene.options is not None and not scene.options.uds:
+            return not self.listening and not any(self.halted(s.pid) for s in scene.servers)
+        seen = [e for e in alive_engines if self.acts[e.pid].seen]
+        if not alive_engines:
+            return bool(scene.instance.of("Launcher", "Driver")) and not scene.workers
+        return bool(seen) and any(not self.in_loop(e) for e in seen)
+
+    # -- writing findings -------------------------------------------------------------------------------------------
+
+    def finding(
+        self,
+        slug: str,
+        subject: Subject | int,
+        summary: str,
+        *,
+        evidence: Sequence[str] = (),
+        chain: Sequence[Link] = (),
+        confidence: Confidence = "high",
+        severity: Severity | None = None,
+        layer: int | None = None,
+        since_s: float | None = None,
+        **fill: str,
+    ) -> Finding:
+        """A finding of a cause of the catalogue, its next steps filled with the pids of this instance."""
+        entry = cause(slug)
+        who = self.scene.subject(subject) if isinstance(subject, int) else subject
+        words = {
+            "pid": str(who.pid) if who.pid is not None else "PID",
+            "target": str(self.scene.instance.roots[0]),
+            **fill,
+        }
+        graded: Severity = severity or ("info" if entry.severity == "ok" else entry.severity)
+        return Finding(
+            cause=slug,
+            layer=entry.layer if layer is None else layer,
+            severity=graded,
+            confidence=confidence,
+            subject=who,
+            summary=summary,
+            evidence=tuple(evidence),
+            chain=tuple(chain),
+            next=tuple(NextStep(command=_fill(s.command, words), why=s.why, risk=s.risk) for s in entry.next),
+            since_s=since_s,
+        )
+
+    def link(self, pid: int, doing: str | None = None) -> Link:
+        """One step of a chain."""
+        return Link(subject=self.scene.subject(pid), doing=self.acts[pid].doing if doing is None else doing)
+
+    def chain(self, *pids: int, doing: dict[int, str] | None = None) -> tuple[Link, ...]:
+        """client -> API server -> the given members, as far as there is a server."""
+        words = doing or {}
+        links = []
+        server = self._server_before(pids)
+        if server is not None or (pids and self.scene.members[pids[0]].role == "APIServer"):
+            links.append(Link(subject=Subject(role="Client", label="client"), doing="waits for its answer"))
+        if server is not None:
+            links.append(self.link(server, words.get(server)))
+        links += [self.link(pid, words.get(pid)) for pid in pids]
+        return tuple(links)
+
+    def _server_before(self, pids: Sequence[int]) -> int | None:
+        """The API server (or script, or launcher) that the first of `pids` works for, if it is not one itself."""
+        if not pids or self.scene.members[pids[0]].role in ("APIServer", "Driver", "Launcher"):
+            return None
+        engine = pids[0]
+        fronts = self.scene.instance.of("APIServer") or self.scene.instance.of("Driver", "Launcher")
+        connected = [m.pid for m in fronts if (m.pid, engine) in self.scene.connected and not self.dead(m.pid)]
+        return next(iter(connected or [m.pid for m in fronts if not self.dead(m.pid)]), None)
+
+    def since(self, pid: int) -> float | None:
+        """For how long the member has not run, where the kernel tells."""
+        return self.scene.processes[pid].last_ran_s
+
+
+def _fill(text: str, words: dict[str, str]) -> str:
+    for key, value in words.items():
+        text = text.replace("{" + key + "}", value)
+    return text

@@ -1,0 +1,316 @@
+"""From a snapshot to a diagnosis: findings of every layer, the root among them, the five layers, what stays unknown."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..model.base import Missing
+from ..model.diagnosis import (
+    LAYER_NAMES,
+    Confidence,
+    Cost,
+    Diagnosis,
+    Finding,
+    LayerResult,
+    LayerStatus,
+    Link,
+    Status,
+    Subject,
+    Target,
+    Verdict,
+)
+from ..model.snapshot import Snapshot
+from .activity import IDLE
+from .case import Case
+from .client_rules import client_findings
+from .process_rules import process_findings
+from .queue_rules import queue_findings
+from .scene import Scene, scene_of
+from .shm_rules import leak_line, leak_words, leaked, shm_findings
+from .startup_rules import startup_findings
+
+_SEVERITY = {"critical": 0, "warning": 1, "info": 2}
+_CONFIDENCE = {"high": 0, "medium": 1, "low": 2}
+_HARD_ORDER = (
+    "driver-unkillable",
+    "shm-exhausted",
+    "shm-too-small",
+    "engine-dead",
+    "orphan-engine",
+    "worker-dead",
+    "process-stopped",
+    "process-uninterruptible",
+)
+"""Causes that are facts by themselves, the most fundamental first: they explain what the waits show."""
+
+
+def diagnose(snapshot: Snapshot) -> Diagnosis:
+    """Judge a snapshot. Pure: the same snapshot gives the same diagnosis, live or from a file.
+
+    Args:
+        snapshot: one window over one instance.
+
+    Returns:
+        The diagnosis; `verdict.status` is ``unknown`` where too little could be seen to call it healthy.
+    """
+    scene = scene_of(snapshot)
+    if scene is None:
+        return _nobody(snapshot)
+    case = Case(scene)
+    findings = [
+        *process_findings(case),
+        *startup_findings(case),
+        *queue_findings(case),
+        *shm_findings(case),
+        *client_findings(case),
+    ]
+    findings = _fold(findings)
+    missing = missing_of(snapshot)
+    verdict = _verdict(case, findings)
+    return Diagnosis(
+        tool=snapshot.tool,
+        observed_at=snapshot.observed_at,
+        window_s=snapshot.window_s,
+        target=_target(scene),
+        verdict=verdict,
+        layers=_layers(case, findings, verdict),
+        findings=tuple(findings),
+        missing=missing,
+        cost=Cost(
+            wall_s=snapshot.window_s,
+            processes_dumped=sum(bool(p.stacks) for p in snapshot.processes),
+            sources={c.source: c.wall_s for c in snapshot.costs},
+        ),
+    )
+
+
+def _fold(findings: list[Finding]) -> list[Finding]:
+    """Sort, and mark every finding that the root explains. A client that does not read stands for itself."""
+    ordered = sorted(findings, key=_rank)
+    if not ordered or ordered[0].severity == "info":
+        return ordered
+    root = ordered[0]
+    return [root] + [
+        f
+        if f.severity == "info" or (f.layer == 5 and root.layer != 5) or f.cause == "shm-full-of-leaks"
+        else msgspec.structs.replace(f, folded_into=root.cause)
+        for f in ordered[1:]
+    ]
+
+
+def _rank(finding: Finding) -> tuple[object, ...]:
+    hard = _HARD_ORDER.index(finding.cause) if finding.cause in _HARD_ORDER else len(_HARD_ORDER)
+    undecided = finding.cause == "unknown"
+    return (
+        _SEVERITY[finding.severity],
+        hard,
+        undecided,
+        _CONFIDENCE[finding.confidence],
+        finding.layer,
+        finding.cause,
+        finding.subject.label,
+        finding.subject.pid or 0,
+    )
+
+
+def _verdict(case: Case, findings: list[Finding]) -> Verdict:
+    root = next((f for f in findings if f.severity != "info" and f.folded_into is None), None)
+    if root is not None:
+        return Verdict(
+            status="critical" if root.severity == "critical" else "warning",
+            cause=root.cause,
+            layer=root.layer,
+            subject=root.subject,
+            since_s=root.since_s,
+            confidence=root.confidence,
+            summary=root.summary,
+            chain=root.chain,
+            next=root.next,
+            evidence=root.evidence,
+        )
+    return _healthy(case, findings)
+
+
+def _healthy(case: Case, findings: list[Finding]) -> Verdict:
+    scene = case.scene
+    whole = Subject(role="Instance", pid=scene.instance.roots[0], label=scene.members[scene.instance.roots[0]].label)
+
+    def say(
+        cause: str, summary: str, evidence: list[str], confidence: Confidence = "high", status: Status = "ok"
+    ) -> Verdict:
+        return Verdict(
+            status=status, cause=cause, layer=0, subject=whole, since_s=None, confidence=confidence, summary=summary,
+            evidence=tuple(evidence),
+        )  # fmt: skip
+
+    if case.starting:
+        motion = case.starting_motion
+        doing = [f"{m.label}: {case.acts[m.pid].doing}" for m in scene.instance.members if case.acts[m.pid].seen]
+        age = max((p.age_s or 0.0) for p in scene.processes.values())
+        blind = not motion and not doing
+        if blind:
+            return say("unknown", "a server that is not ready yet; nothing of it could be seen", [], "low", "unknown")
+        return say(
+            "starting",
+            f"starting since {age:.0f} s: {', '.join(motion) or 'waiting'}",
+            doing,
+            "high" if motion else "medium",
+        )
+    busy = next((f for f in findings if f.cause == "busy"), None)
+    moved = {e.label: case.progress[e.pid].moved for e in scene.engines}
+    working = {name: words for name, words in moved.items() if words}
+    blind_engines = [e for e in scene.engines if not case.acts[e.pid].seen and not moved[e.label]]
+    if blind_engines or not (scene.engines or scene.workers):
+        names = ", ".join(e.label for e in blind_engines) or "the engine"
+        return say("unknown", f"no fault was found, but what {names} does could not be seen", [], "low", "unknown")
+    if working:
+        words = [f"{name}: {', '.join(w[:3])}" for name, w in working.items()]
+        return say("serving", f"{', '.join(working)} {'work' if len(working) > 1 else 'works'}", words)
+    if busy is not None:
+        return say("busy", busy.summary, list(busy.evidence), busy.confidence)
+    outstanding = [w for e in scene.engines for w in case.progress[e.pid].outstanding]
+    everyone = [*scene.engines, *scene.workers]
+    idle = [m for m in everyone if case.acts[m.pid].kind == IDLE]
+    if len(idle) == len(everyone) and not outstanding:
+        words = [f"{m.label}: {case.acts[m.pid].doing}" for m in scene.engines]
+        return say(
+            "idle",
+            "every process waits for work, nothing is unread",
+            [*words, "no unread slot, no unread bytes, no request running or waiting"],
+        )
+    unseen = [m.label for m in everyone if not case.acts[m.pid].seen]
+    if unseen:
+        return say(
+            "unknown",
+            f"no fault was found, but what {', '.join(unseen)} do could not be seen",
+            outstanding,
+            "low",
+            "unknown",
+        )
+    others = [f"{m.label}: {case.acts[m.pid].doing}" for m in everyone if m not in idle]
+    return say("busy", "something computes; nothing waits long", others, "medium")
+
+
+def _layers(case: Case, findings: list[Finding], verdict: Verdict) -> tuple[LayerResult, ...]:
+    snapshot = case.scene.snapshot
+    results = []
+    for layer in range(1, 6):
+        here = [f for f in findings if f.layer == layer and f.severity != "info"]
+        roots = [f for f in here if f.folded_into is None]
+        status: LayerStatus
+        if roots:
+            status, summary = "fault", roots[0].summary
+        elif here:
+            status, summary = "suspect", f"{here[0].summary} (explained by {here[0].folded_into})"
+        else:
+            status, summary = _unfaulted(case, snapshot, layer)
+        results.append(LayerResult(layer=layer, name=LAYER_NAMES[layer], status=status, summary=summary))
+    return tuple(results)
+
+
+def _unfaulted(case: Case, snapshot: Snapshot, layer: int) -> tuple[LayerStatus, str]:
+    scene = case.scene
+    members = [m for m in scene.instance.members if m.role not in ("Helper", "ResourceTracker")]
+    if layer == 1:
+        return "ok", f"{len(members)} processes, none stopped or dead"
+    if layer == 2:
+        if case.starting:
+            return "ok", "start-up advances" if case.starting_motion else "start-up waits"
+        blind = [m.label for m in (*scene.engines, *scene.servers) if not scene.sockets_known(m.pid)]
+        if blind:
+            return "unknown", f"descriptors of {', '.join(blind)} not readable: run as the same user or root"
+        return "ok", f"{len(scene.listeners)} endpoints bound"
+    if layer == 3:
+        if case.rings:
+            looks = sum(r.segment.polls for r in case.rings)
+            return "ok", f"{len(case.rings)} rings, {looks} looks, nothing stuck"
+        if scene.workers and not case.starting:
+            return "unknown", "no ring could be read: run as the same user or root"
+        return "ok", "no ring: the engine runs the model itself" if not case.starting else "no ring yet"
+    if layer == 4:
+        unseen = [w.label for w in scene.workers if not case.acts[w.pid].seen]
+        if unseen:
+            return "unknown", f"stacks of {', '.join(unseen)} not readable"
+        return "ok", "by stacks: no rank is held in a collective" if scene.workers else "no worker process"
+    probes = [p for p in snapshot.http if p.path == "/health"]
+    if not probes:
+        return (
+            ("ok", "no HTTP yet") if case.starting else ("unknown" if scene.servers else "ok", "no HTTP server to ask")
+        )
+    answered = next((p for p in probes if p.status is not None), None)
+    if answered is None:
+        return "unknown", f"/health: {probes[0].error}"
+    return "ok", f"/health {answered.status} in {(answered.total_s or 0) * 1000:.0f} ms, no client holds back"
+
+
+def missing_of(snapshot: Snapshot) -> tuple[Missing, ...]:
+    """What could not be observed, once each; the same hole of several processes is one line."""
+    mine = set(snapshot.target_pids)
+    holes = [*snapshot.missing, *(h for p in snapshot.processes if p.pid in mine for h in p.missing)]
+    holes += [h for s in snapshot.segments for h in s.missing]
+    by_reason: dict[tuple[str, str], list[Missing]] = {}
+    for hole in holes:
+        by_reason.setdefault((hole.why, hole.next), []).append(hole)
+    return tuple(
+        group[0] if len(group) == 1 else msgspec.structs.replace(group[0], what=_listed([h.what for h in group]))
+        for group in by_reason.values()
+    )
+
+
+def _listed(names: list[str]) -> str:
+    names = list(dict.fromkeys(names))
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
+def _target(scene: Scene) -> Target:
+    ports = scene.http_ports
+    return Target(
+        api_server_pids=tuple(m.pid for m in scene.servers),
+        engine_pids=tuple(m.pid for m in scene.engines),
+        worker_pids=tuple(m.pid for m in scene.workers),
+        coordinator_pids=tuple(m.pid for m in scene.instance.of("DPCoordinator")),
+        vllm_version=scene.version,
+        port=ports[0] if ports else None,
+    )
+
+
+def _nobody(snapshot: Snapshot) -> Diagnosis:
+    """No vLLM process: only what dead servers left can be spoken of."""
+    leaks = leaked(snapshot)
+    host = Subject(role="Host", label="/dev/shm")
+    if leaks:
+        from ..catalogue.entries import cause
+        from ..model.diagnosis import NextStep
+
+        steps = tuple(NextStep(command=s.command, why=s.why, risk=s.risk) for s in cause("shm-full-of-leaks").next)
+        verdict = Verdict(
+            status="warning", cause="shm-full-of-leaks", layer=3, subject=host, since_s=None, confidence="high",
+            summary=f"no vLLM is running; {leak_words(leaks)}", evidence=tuple(leak_line(s) for s in leaks[:10]), next=steps,
+            chain=(Link(subject=host, doing="holds what dead servers left"),),
+        )  # fmt: skip
+    else:
+        verdict = Verdict(
+            status="unknown", cause="unknown", layer=0, subject=host, since_s=None, confidence="low",
+            summary="no vLLM process in this snapshot; what is left in /dev/shm cannot be attributed",
+        )  # fmt: skip
+    findings = (
+        (
+            Finding(
+                cause=verdict.cause, layer=3, severity="warning", confidence="high", subject=host, summary=verdict.summary,
+                evidence=verdict.evidence, next=verdict.next, chain=verdict.chain,
+            ),
+        )
+        if leaks
+        else ()
+    )  # fmt: skip
+    layers = tuple(
+        LayerResult(
+            layer=n, name=LAYER_NAMES[n], status="fault" if leaks and n == 3 else "unknown",
+            summary=verdict.summary if leaks and n == 3 else "no vLLM process",
+        )
+        for n in range(1, 6)
+    )  # fmt: skip
+    return Diagnosis(
+        tool=snapshot.tool, observed_at=snapshot.observed_at, window_s=snapshot.window_s, verdict=verdict, layers=layers,
+        findings=findings, missing=missing_of(snapshot),
+    )  # fmt: skip

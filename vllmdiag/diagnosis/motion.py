@@ -1,0 +1,174 @@
+"""Does anything move, and is work outstanding? Per engine, over the window. Busy is not stuck; idle is not stuck."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..model.http import MetricsScrape
+from ..model.process import ProcessSample
+from ..vllm.instances import Member
+from ..vllm.metrics import METRICS
+from .activity import IDLE, WAITING, Activity
+from .rings import BROADCAST, RESPONSE, Ring
+from .scene import Scene
+
+_COUNTS = ("_total", "_count")
+"""How the names of counters end; everything else is a gauge, which repeats what was and proves no motion."""
+_BACKLOG_BYTES = 1
+_STARTUP_CPU = 0.05
+"""Cores used by a whole instance below which its start-up does not compute."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What moved and what waits for one engine."""
+
+    moved: tuple[str, ...]
+    """Evidence of motion, in words; empty when nothing moved."""
+    outstanding: tuple[str, ...]
+    """Evidence of work that waits, in words; empty when none is known."""
+    counters_known: bool
+    """/metrics was read twice, so frozen counters are a fact."""
+
+    @property
+    def frozen(self) -> bool:
+        """Work is outstanding and nothing moved."""
+        return bool(self.outstanding) and not self.moved
+
+
+def progress_of(scene: Scene, engine: Member, rings: Sequence[Ring], acts: Mapping[int, Activity]) -> Progress:
+    """Judge the motion of one engine and its workers."""
+    own = [r for r in rings if engine.pid in (r.writer, *r.readers)]
+    moved = [f"{_name(r, scene)} moved ({r.moved} changes)" for r in own if _ring_moved(r)]
+    counters = _counters(scene, engine)
+    moved += [f"{name} {first:g} -> {last:g}" for name, (first, last) in counters.items() if last != first]
+    outstanding = [*_waiting_rings(scene, own), *_backlog(scene, engine), *_gauges(scene, engine)]
+    act = acts.get(engine.pid)
+    if act is not None and act.kind == WAITING and act.state in ("wait_response", "wait_readers"):
+        outstanding.append(f"{engine.label} {act.doing}")
+    return Progress(moved=tuple(moved), outstanding=tuple(outstanding), counters_known=bool(counters))
+
+
+def _ring_moved(ring: Ring) -> bool:
+    # Something published or taken; a slot that is unread all the time while others pass by does not happen in a ring.
+    return ring.sampled and ring.moved > 0
+
+
+def _name(ring: Ring, scene: Scene) -> str:
+    writer = scene.members.get(ring.writer or 0)
+    return f"{ring.queue or 'unknown'} ring" + (f" of {writer.label}" if writer and ring.queue == RESPONSE else "")
+
+
+def _waiting_rings(scene: Scene, rings: Sequence[Ring]) -> list[str]:
+    found = []
+    for ring in rings:
+        if ring.queue not in (BROADCAST, RESPONSE) or not ring.stuck:
+            continue
+        for reader, slots in ring.stuck.items():
+            pid = ring.readers[reader] if reader < len(ring.readers) else None
+            who = scene.members[pid].label if pid in scene.members else f"reader {reader}"
+            found.append(f"{_name(ring, scene)}: {len(slots)} of {ring.geometry.chunks} slots unread by {who}")
+    return found
+
+
+def engine_of_metrics(scene: Scene, engine: Member) -> str:
+    """The `engine` label under which /metrics counts this engine."""
+    return str(engine.ranks.get("dp", 0))
+
+
+def _scrapes(scene: Scene) -> dict[int, list[MetricsScrape]]:
+    by_port: dict[int, list[MetricsScrape]] = {}
+    for scrape in scene.snapshot.metrics:
+        by_port.setdefault(scrape.port, []).append(scrape)
+    return by_port
+
+
+def _counters(scene: Scene, engine: Member) -> dict[str, tuple[float, float]]:
+    label = engine_of_metrics(scene, engine)
+    found: dict[str, tuple[float, float]] = {}
+    for scrapes in _scrapes(scene).values():
+        if len(scrapes) < 2:
+            continue
+        for name in METRICS.kept:
+            if not is_counter(name):
+                continue
+            first, last = _value(scrapes[0], name, label), _value(scrapes[-1], name, label)
+            if first is not None and last is not None:
+                found[name] = (first, last)
+    return found
+
+
+def _value(scrape: MetricsScrape, name: str, label: str) -> float | None:
+    per_engine = scrape.values.get(name)
+    if per_engine is None:
+        return None
+    return per_engine.get(label, per_engine.get("") if len(per_engine) == 1 else None)
+
+
+def gauge(scene: Scene, engine: Member, name: str) -> float | None:
+    """The gauge at the end of the window; it repeats what the last finished step said and may be stale."""
+    label = engine_of_metrics(scene, engine)
+    for scrapes in _scrapes(scene).values():
+        value = _value(scrapes[-1], name, label)
+        if value is not None:
+            return value
+    return None
+
+
+def _gauges(scene: Scene, engine: Member) -> list[str]:
+    found = []
+    label = engine_of_metrics(scene, engine)
+    for scrapes in _scrapes(scene).values():
+        for name, words in (("num_requests_running", "running"), ("num_requests_waiting", "waiting")):
+            values = [_value(s, name, label) for s in scrapes]
+            if len(values) >= 2 and all(v is not None and v > 0 for v in values):
+                found.append(f"{values[-1]:g} requests {words} by /metrics in every scrape")
+    return found
+
+
+def _backlog(scene: Scene, engine: Member) -> list[str]:
+    """Bytes that the engine has not read from its request socket, in every sample."""
+    found = []
+    for sock in scene.snapshot.sockets:
+        if engine.pid not in sock.pids or sock.state == "LISTEN" or len(sock.samples) < 2:
+            continue
+        if all(s.recv_q >= _BACKLOG_BYTES for s in sock.samples):
+            found.append(f"{sock.samples[-1].recv_q} B on a socket of {engine.label} not read in any sample")
+    return found
+
+
+def is_counter(name: str) -> bool:
+    """It only grows: a change is motion."""
+    return name.endswith(_COUNTS)
+
+
+def idle(acts: Mapping[int, Activity], pids: Sequence[int]) -> bool:
+    """All of these are seen and idle."""
+    return all(pid in acts and acts[pid].kind == IDLE for pid in pids)
+
+
+def starting_motion(
+    scene: Scene, rings: Sequence[Ring], acts: Mapping[int, Activity], window_s: float
+) -> tuple[str, ...]:
+    """Evidence that a start-up advances: CPU, bytes read, rings, processes that appear, stacks that change."""
+    cpu = sum(p.cpu_s for p in scene.processes.values()) / (window_s or 1.0)
+    found = []
+    if cpu >= _STARTUP_CPU:
+        found.append(f"{cpu:.1f} cores busy")
+    read = sum(_read_bytes(samples) for p in scene.processes.values() if (samples := p.samples))
+    if read > 0:
+        found.append(f"{read / 1e6:.1f} MB read")
+    if any(_ring_moved(r) for r in rings):
+        found.append("rings move")
+    if any(a.main is not None and len(a.main.stacks) > 1 and not a.main.still for a in acts.values()):
+        found.append("stacks change")
+    born = [p.pid for p in scene.processes.values() if p.age_s is not None and p.age_s < window_s]
+    if born:
+        found.append(f"{len(born)} processes born in the window")
+    return tuple(found)
+
+
+def _read_bytes(samples: Sequence[ProcessSample]) -> int:
+    first, last = samples[0].read_bytes, samples[-1].read_bytes
+    return max(0, last - first) if first is not None and last is not None else 0

@@ -1,0 +1,256 @@
+"""Layer 1: processes that are dead, stopped, stuck in the kernel, or left without their parent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..model.diagnosis import Finding, Subject
+from ..model.process import Process
+from ..vllm.instances import Member
+from .activity import STOPPED, UNINTERRUPTIBLE
+from .case import Case
+from .rings import BROADCAST
+from .waits import path_to
+
+_WORKING = ("APIServer", "Launcher", "Driver", "EngineCore", "Worker", "RayWorker", "DPCoordinator", "Child")
+
+
+def process_findings(case: Case) -> Iterator[Finding]:
+    """All findings of layer 1, the deepest root first."""
+    yield from _unkillable(case)
+    yield from _deaths(case)
+    yield from _orphans(case)
+    yield from _absent_workers(case)
+    yield from _stopped(case)
+    yield from _uninterruptible(case)
+
+
+def _ticks(process: Process) -> str:
+    return f"{process.cpu_s:.2f} s of CPU"
+
+
+def _unkillable(case: Case) -> Iterator[Finding]:
+    for pid, process in case.scene.processes.items():
+        if not process.sigkill_pending or len(process.samples) < 2 or process.state not in ("R", "D"):
+            continue
+        first, last = process.samples[0], process.samples[-1]
+        if last.utime > first.utime:
+            continue
+        where = f" in {process.kernel_stack[0]}" if process.kernel_stack else ""
+        yield case.finding(
+            "driver-unkillable",
+            pid,
+            f"{case.label(pid)} (pid {pid}) has SIGKILL pending and does not die{where}",
+            evidence=[
+                "SIGKILL pending in /proc/PID/status",
+                f"state {process.state} in every sample",
+                f"user time stands, kernel time {last.stime - first.stime:+.2f} s",
+            ],
+            chain=case.chain(*path_to(case, pid)),
+        )
+
+
+def _deaths(case: Case) -> Iterator[Finding]:
+    """Members that died within the window or lie there as zombies. The first to die is the root; the rest follow it."""
+    dead = [m for m in case.scene.instance.members if m.role in _WORKING and case.dead(m.pid)]
+    if not dead:
+        return
+    depth = {"EngineCore": 0, "Worker": 1, "RayWorker": 1}
+    dead.sort(key=lambda m: (_died_at(case.scene.processes[m.pid]), depth.get(m.role, 2), m.pid))
+    first = dead[0]
+    also = [f"then {m.label} (pid {m.pid})" for m in dead[1:]]
+    process = case.scene.processes[first.pid]
+    how = (
+        "is a zombie: dead, not reaped"
+        if process.state == "Z"
+        else f"vanished {_died_at(process):.1f} s into the window"
+    )
+    evidence = [f"pid {first.pid} {how}", *also, *_kernel_words(case, first.pid)]
+    survivors = [m for m in case.scene.instance.members if m.role in _WORKING and not case.dead(m.pid)]
+    if first.role in ("Worker", "RayWorker"):
+        yield case.finding(
+            "worker-dead", first.pid, f"{first.label} (pid {first.pid}) is dead", evidence=evidence,
+            chain=case.chain(*path_to(case, first.pid)),
+        )  # fmt: skip
+    elif first.role == "EngineCore":
+        yield case.finding(
+            "engine-dead", first.pid, f"{first.label} (pid {first.pid}) is dead", evidence=evidence,
+            chain=case.chain(*path_to(case, first.pid)),
+        )  # fmt: skip
+    elif any(m.role == "EngineCore" for m in survivors):
+        engine = next(m for m in survivors if m.role == "EngineCore")
+        yield case.finding(
+            "orphan-engine", engine.pid,
+            f"{first.label} (pid {first.pid}) died; {engine.label} (pid {engine.pid}) lives on without it",
+            evidence=evidence, chain=(case.link(engine.pid),),
+        )  # fmt: skip
+    else:
+        yield case.finding(
+            "unknown", first.pid, f"{first.label} (pid {first.pid}) ended within the window", evidence=evidence, layer=1
+        )
+
+
+def _died_at(process: Process) -> float:
+    return next((s.t for s in process.samples if s.state in ("", "Z", "X")), 0.0)
+
+
+def _kernel_words(case: Case, pid: int) -> list[str]:
+    return [
+        f"kernel: {k.text}"
+        for k in case.scene.snapshot.kernel_lines
+        if f" {pid} " in f" {k.text} " or f"[{pid}]" in k.text
+    ]
+
+
+def _orphans(case: Case) -> Iterator[Finding]:
+    scene = case.scene
+    if not scene.instance.orphaned:
+        if scene.servers and not scene.engines and case.listening and not scene.workers and not _followers(case):
+            server = scene.servers[0]
+            yield case.finding(
+                "engine-dead", Subject(role="EngineCore", label="EngineCore"),
+                f"{server.label} (pid {server.pid}) listens, but there is no EngineCore behind it",
+                evidence=["the server listens for HTTP", "it has no EngineCore among its children"],
+                chain=case.chain(server.pid),
+            )  # fmt: skip
+        return
+    engines = [e for e in scene.engines if not case.dead(e.pid)]
+    workers = [w for w in scene.workers if not case.dead(w.pid)]
+    left = [*engines, *workers]
+    if not left:
+        return
+    names = ", ".join(f"{m.label} {m.pid} ({scene.processes[m.pid].state})" for m in left)
+    parents = sorted({scene.processes[m.pid].ppid for m in (engines or workers)})
+    evidence = [
+        f"parent is {', '.join(map(str, parents))}: none of ours above it",
+        f"left: {names}",
+        *_no_port(case),
+        *_holdings(case),
+    ]
+    if engines:
+        engine = engines[0]
+        also = f" (and {len(engines) - 1} more)" if len(engines) > 1 else ""
+        yield case.finding(
+            "orphan-engine", engine.pid,
+            f"{engine.label} (pid {engine.pid}){also} has no API server above it; it and {len(workers)} workers serve nobody",
+            evidence=evidence, chain=tuple(case.link(m.pid) for m in left),
+        )  # fmt: skip
+    else:
+        yield case.finding(
+            "engine-dead", Subject(role="EngineCore", label="EngineCore"),
+            f"the EngineCore is gone; {len(workers)} of its workers live on: " + ", ".join(f"{w.label} (pid {w.pid})" for w in workers),
+            evidence=evidence, chain=(*(case.link(w.pid) for w in workers),), pid=str(workers[0].pid),
+        )  # fmt: skip
+
+
+def _followers(case: Case) -> bool:
+    """Engines may be on other nodes, or inside the script."""
+    options = case.scene.options
+    return options is not None and (options.headless or options.data_parallel_size_local == 0)
+
+
+def _no_port(case: Case) -> list[str]:
+    tcp = [s for s in case.scene.listeners if s.family != "unix" and s.send_q not in (100, 128, 4096)]
+    return [] if tcp else ["none of them listens for HTTP"]
+
+
+def _holdings(case: Case) -> list[str]:
+    held = case.scene.segments
+    if not held:
+        return []
+    resident = sum(s.resident or 0 for s in held)
+    return [f"they hold {len(held)} segments of shared memory ({resident / 2**20:.1f} MiB resident)"]
+
+
+def _absent_workers(case: Case) -> Iterator[Finding]:
+    """Ranks that the ring and the arguments ask for and nobody is."""
+    scene = case.scene
+    for engine in scene.engines:
+        if case.dead(engine.pid) or case.starting or scene.instance.orphaned:
+            continue
+        workers = scene.instance.workers_of(engine.pid)
+        ring = next((r for r in case.rings if r.queue == BROADCAST and r.writer == engine.pid), None)
+        expected = ring.geometry.n_readers if ring is not None else 0
+        if not workers or len(workers) >= expected:
+            continue
+        present = {w.ranks.get("tp", w.ranks.get("pp", -1)) for w in workers}
+        absent = [k for k in range(expected) if k not in present]
+        key = "pp" if workers[0].ranks.get("tp") is None and "pp" in workers[0].ranks else "tp"
+        rank = absent[0] if absent else len(workers)
+        label = f"Worker_{key.upper()}{rank}"
+        ranks = {k: v for k, v in engine.ranks.items() if k == "dp"} | {key: rank}
+        yield case.finding(
+            "worker-dead",
+            Subject(role="Worker", rank=ranks, label=label),
+            f"{label} is gone: {len(workers)} of {expected} workers are left",
+            evidence=[
+                f"the broadcast ring has {expected} readers, {len(workers)} workers live",
+                *(f"{w.label} (pid {w.pid}): {case.acts[w.pid].doing}" for w in workers),
+            ],
+            chain=case.chain(engine.pid),
+        )
+
+
+def _stopped(case: Case) -> Iterator[Finding]:
+    stopped = [m for m in case.scene.instance.members if m.role in _WORKING and case.acts[m.pid].kind == STOPPED]
+    # The deepest one is the root of the waits: a worker before its engine before the server.
+    stopped.sort(
+        key=lambda m: ({"Worker": 0, "RayWorker": 0, "Child": 1, "EngineCore": 2}.get(m.role, 3), m.depth * -1)
+    )
+    for member in stopped[:1]:
+        process = case.scene.processes[member.pid]
+        since = case.since(member.pid)
+        state = case.acts[member.pid].doing
+        yield case.finding(
+            "process-stopped",
+            member.pid,
+            f"{member.label} (pid {member.pid}) is {state}",
+            evidence=[
+                f"stat of {member.pid}: {process.state}, {_ticks(process)} in {case.window_s:.1f} s"
+                + (f", last ran {since:.0f} s ago" if since is not None else ""),
+                *(f"{m.label} (pid {m.pid}) is {case.acts[m.pid].doing} too" for m in stopped[1:]),
+                *waiting_evidence(case, member),
+            ],
+            chain=case.chain(*path_to(case, member.pid)),
+            since_s=since,
+        )
+
+
+def waiting_evidence(case: Case, member: Member) -> list[str]:
+    """What the others show of the wait for this member: unread slots, collectives, unread bytes."""
+    words = []
+    for ring in case.rings:
+        for reader, slots in ring.stuck.items():
+            if reader < len(ring.readers) and ring.readers[reader] == member.pid:
+                words.append(
+                    f"{ring.queue} ring: slot {','.join(map(str, slots))} not read by reader {reader} ({member.label})"
+                )
+    peers = [w for w in case.scene.workers if w.engine_pid == member.engine_pid and w.pid != member.pid]
+    if member.role == "Worker":
+        for peer in peers:
+            act = case.acts[peer.pid]
+            if act.state == "collective" and act.main is not None:
+                n = len(act.main.stacks)
+                words.append(f"{peer.label} in {act.doing} in {n} of {act.main.dumps} stacks")
+    for sock in case.scene.snapshot.sockets:
+        if member.pid in sock.pids and len(sock.samples) >= 2 and all(s.recv_q > 0 for s in sock.samples):
+            what = "connections not accepted" if sock.state == "LISTEN" else "B not read"
+            words.append(f"{sock.samples[-1].recv_q} {what} on {sock.local or 'a socket'} of {member.label}")
+    return words[:6]
+
+
+def _uninterruptible(case: Case) -> Iterator[Finding]:
+    for member in case.scene.instance.members:
+        if member.role in _WORKING and case.acts[member.pid].kind == UNINTERRUPTIBLE:
+            process = case.scene.processes[member.pid]
+            if process.sigkill_pending:
+                continue
+            yield case.finding(
+                "process-uninterruptible",
+                member.pid,
+                f"{member.label} (pid {member.pid}) is {case.acts[member.pid].doing}",
+                evidence=[f"state D in all of {len(process.samples)} samples, {_ticks(process)}"],
+                chain=case.chain(*path_to(case, member.pid)),
+                confidence="medium",
+                since_s=case.since(member.pid),
+            )

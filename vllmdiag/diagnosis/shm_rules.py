@@ -1,0 +1,97 @@
+"""Layer 3: the room in /dev/shm as the target sees it, and what dead servers left there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..model.diagnosis import Finding, Subject
+from ..model.shm import Segment, ShmMount
+from ..model.snapshot import Snapshot
+from ..vllm.layouts import broadcast_ring_bytes, classify_file
+from .case import Case
+
+_ALMOST_NOTHING = 1 << 20
+"""A mount with less than this free cannot back the next few pages of a sparse ring."""
+_LEAK_SHARE = 0.5
+
+
+def shm_findings(case: Case) -> Iterator[Finding]:
+    """Findings about the mounts that members see."""
+    members = set(case.scene.processes)
+    for mount in case.scene.snapshot.shm_mounts:
+        if members & set(mount.pids):
+            yield from _room(case, mount)
+    yield from _leaks(case)
+
+
+def _room(case: Case, mount: ShmMount) -> Iterator[Finding]:
+    engines = [e for e in case.scene.engines if e.pid in mount.pids] or list(case.scene.instance.members[:1])
+    who = engines[0]
+    held = case.scene.segments
+    n_readers = max(1, len(case.scene.workers))
+    needs = broadcast_ring_bytes(n_readers, case.scene.version, _chunk_mib(case))
+    makes_rings = bool(case.scene.workers) or _will_have_workers(case)
+    sparse = sum(max(0, s.size - (s.resident or 0)) for s in held)
+    if makes_rings and mount.size < needs:
+        yield case.finding(
+            "shm-too-small", who.pid,
+            f"/dev/shm of {who.label} (pid {who.pid}) has {_mib(mount.size)}; its broadcast ring alone needs {_mib(needs)}",
+            evidence=[f"statvfs in the mount namespace of {who.pid}: {_mib(mount.size)}, {_mib(mount.free)} free"],
+            chain=case.chain(who.pid),
+        )  # fmt: skip
+    elif mount.free < _ALMOST_NOTHING and sparse > mount.free:
+        yield case.finding(
+            "shm-exhausted", who.pid,
+            f"/dev/shm of {who.label} (pid {who.pid}) is full: {_mib(mount.free)} free of {_mib(mount.size)}",
+            evidence=[f"its {len(held)} segments have {_mib(sparse)} that are not backed yet: the next page that is touched kills the writer (SIGBUS)"],
+            chain=case.chain(who.pid),
+        )  # fmt: skip
+
+
+def _will_have_workers(case: Case) -> bool:
+    options = case.scene.options
+    return options is not None and options.world_size > 1
+
+
+def _chunk_mib(case: Case) -> int | None:
+    text = case.scene.environ("VLLM_MQ_MAX_CHUNK_BYTES_MB")
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def leaked(snapshot: Snapshot) -> tuple[Segment, ...]:
+    """vLLM's own files that provably nobody holds."""
+    return tuple(
+        s
+        for s in snapshot.segments
+        if not s.holders and s.holders_complete and not s.deleted and classify_file(s.name, s.size).is_vllm == "yes"
+    )
+
+
+def _leaks(case: Case) -> Iterator[Finding]:
+    leaks = leaked(case.scene.snapshot)
+    if leaks:
+        used = sum(s.resident or 0 for s in leaks)
+        sizes = [m.size for m in case.scene.snapshot.shm_mounts] or [0]
+        heavy = used > _LEAK_SHARE * max(sizes) > 0
+        yield case.finding(
+            "shm-full-of-leaks", Subject(role="Host", label="/dev/shm"), leak_words(leaks),
+            evidence=[leak_line(s) for s in leaks[:5]], severity="critical" if heavy else "info",
+        )  # fmt: skip
+
+
+def leak_words(leaks: tuple[Segment, ...]) -> str:
+    """One line about segments of dead servers."""
+    used = sum(s.resident or 0 for s in leaks)
+    return (
+        f"{len(leaks)} segments of dead vLLM servers are left in /dev/shm, {_mib(used)} resident; no process holds them"
+    )
+
+
+def leak_line(segment: Segment) -> str:
+    """One line about one of them."""
+    age = f", {segment.mtime_age_s / 60:.0f} min old" if segment.mtime_age_s is not None else ""
+    return f"{segment.name}: {_mib(segment.size)}, {_mib(segment.resident or 0)} resident, no descriptor and no map anywhere{age}"
+
+
+def _mib(n: int) -> str:
+    return f"{n / 2**20:.1f} MiB" if n < 2**30 else f"{n / 2**30:.1f} GiB"
