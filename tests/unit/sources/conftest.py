@@ -35,20 +35,36 @@ class Children:
 
         `under` is a command that execs the rest, such as ``unshare -n``.
         """
-        child = self.program(*under, sys.executable, "-c", code, **options)
-        assert child.stdout is not None
-        line = child.stdout.readline()
+        child = self.program(*under, sys.executable, "-S", "-c", code, **options)  # -S: starts fast
+        line = self.line(child.pid)
         assert line, "the child died before it was ready"
-        return child.pid, line.strip()
+        return child.pid, line
+
+    def line(self, pid: int) -> str:
+        """The next line that a child prints."""
+        stdout = self._child(pid).stdout
+        assert stdout is not None
+        return stdout.readline().strip()
+
+    def tell(self, pid: int, text: str) -> None:
+        """Send a line to the stdin of a child."""
+        stdin = self._child(pid).stdin
+        assert stdin is not None
+        stdin.write(text + "\n")
+        stdin.flush()
 
     def end(self, pid: int) -> None:
         """Kill one child and reap it."""
-        child = next(c for c in self.started if c.pid == pid)
+        child = self._child(pid)
+        self.started.remove(child)
         child.kill()
         child.wait()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
                 pipe.close()
+
+    def _child(self, pid: int) -> subprocess.Popen[str]:
+        return next(child for child in self.started if child.pid == pid)
 
 
 @pytest.fixture
@@ -56,7 +72,7 @@ def children() -> Iterator[Children]:
     """A starter of processes that leaves none behind."""
     children = Children()
     yield children
-    for child in children.started:
+    for child in tuple(children.started):
         children.end(child.pid)
 
 
