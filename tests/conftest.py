@@ -8,6 +8,11 @@ import socket
 from collections import defaultdict
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no reason to fail: no test here is about speed.
+settings.register_profile("vllmdiag", deadline=None)
+settings.load_profile("vllmdiag")
 
 _LEFT_OUT: pytest.StashKey[dict[str, list[str]]] = pytest.StashKey()
 

@@ -210,7 +210,7 @@ def test_what_stands_innermost_in_a_step_decides(inner: str, expected: tuple[str
         (
             "APIServer",
             "MPClientEngineMonitor",
-            "monitor_engine_liveness (vllm/v1/engine/utils.py:356)\nmonitor_engine_cores (vllm/v1/engine/core_client.py:812)",
+            "liveness (vllm/v1/engine/utils.py:356)\nmonitor_engine_cores (vllm/v1/engine/core_client.py:812)",
             "thread.engine_watch",
         ),
         (
