@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         if args == ["--version"]:
-            print(f"vllmdiag {__version__}")
+            print(f"vllmdiag {__version__}", flush=True)
             return ExitCode.OK
         return _run(args)
     except VllmdiagError as error:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         from vllmdiag.cli.output import silence_stdout
 
-        silence_stdout()  # the reader of the help text has gone
+        silence_stdout()
         return ExitCode.OK
     except Exception as error:  # noqa: BLE001 (the last line of defence: a bug is reported, never thrown at the user)
         if os.environ.get("VLLMDIAG_DEBUG") == "1":
@@ -58,6 +58,9 @@ def _run(args: list[str]) -> int:
         raise _usage(error) from None
     except Abort:
         return ExitCode.INTERRUPTED
+    except SystemExit as stop:
+        # typer exits with 1 when the reader of a help text has gone, and with its own code after shell completion
+        return ExitCode.OK if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
     return int(code or 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,12 +22,15 @@ EPILOG = """Examples:
 
 def run(
     document: Annotated[str | None, typer.Argument(metavar="DOCUMENT", help=", ".join(DOCUMENTS))] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there.")] = None,
 ) -> int:
     """Print a schema, or the names of the documents."""
     if document is None:
-        Output().write("".join(f"{name.ljust(11)} {identity}\n" for name, (identity, _) in DOCUMENTS.items()))
+        Output(file=output).write(
+            "".join(f"{name.ljust(11)} {identity}\n" for name, (identity, _) in DOCUMENTS.items())
+        )
     elif document in DOCUMENTS:
-        Output().write(json_schema(document))
+        Output(file=output).write(json_schema(document))
     else:
         raise UsageError(
             f"no document is called {document}", why=f"there are {', '.join(DOCUMENTS)}", next="vllmdiag schema"
