@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -29,7 +30,9 @@ TEST_TIMEOUT_S = 600
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark."""
+    """Register the mark, and let SIGTERM (a job's time limit) end the servers as Ctrl-C does."""
+    if _chosen(config):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     config.addinivalue_line("markers", "topology(name): the shape of the shared server (see topologies.py)")
 
 

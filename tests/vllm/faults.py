@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,7 @@ from .server import Server
 from .waiting import wait_until
 
 How = Literal["spin", "sleep"]
-BROADCAST_SLOTS = 10
+SLOTS = 10
 SHORT_S = 0.2
 """Patience of an RPC that is meant to be given up: its message stays behind."""
 
@@ -72,9 +73,11 @@ def ring_full(server: Server, rank: int) -> Iterator[None]:
     """
     with ExitStack() as cleanup:
         cleanup.enter_context(busy(server, rank, "sleep", waited_for=False))
-        for filled in range(1, BROADCAST_SLOTS + 1):
+        ring = broadcast_ring(server)
+        while (filled := ring.unread(rank)) < SLOTS:
             server.rpc("lab_noop", timeout_s=SHORT_S).result()
-            wait_until(f"{filled} slots wait", lambda wanted=filled: unread(server, rank) == wanted)  # type: ignore[misc]
+            if ring.unread(rank) <= filled:
+                raise RuntimeError(f"the ring of rank {rank} stays at {filled} slots")
         blocked = server.rpc("lab_noop")
         cleanup.callback(blocked.cancel)
         yield
@@ -84,7 +87,8 @@ def leave_reply(server: Server, rank: int) -> None:
     """A reply that nobody will read stands in the response ring of one worker. Spoils the server."""
     with busy(server, rank, "sleep", waited_for=False):
         pass
-    wait_until("the reply is published", lambda: 0 in flags(server, response_ring(server, rank), 1)[-1])
+    ring = response_ring(server, rank)
+    wait_until("a reply stands unread", lambda: ring.unread(0))
 
 
 @contextmanager
@@ -134,38 +138,46 @@ def sockets_unlinked(server: Server) -> Iterator[list[Path]]:
 # --- rings, read plainly: enough to know that a fault is in place
 
 
-def broadcast_ring(server: Server, engine: int = 0) -> str:
-    """Path of the ring from one EngineCore to all its workers (10 slots of 16 MiB)."""
+@dataclass(frozen=True)
+class Ring:
+    """One ring of 10 slots."""
+
+    path: Path
+    """Through the root of a holder, so that a private /dev/shm is no obstacle."""
+    readers: int
+
+    def rows(self) -> list[bytes]:
+        """The metadata of each slot: written, then one flag for each reader."""
+        row = 1 + self.readers
+        with self.path.open("rb", buffering=0) as ring:
+            ring.seek(-SLOTS * row, os.SEEK_END)
+            tail = ring.read(SLOTS * row)
+        return [tail[i : i + row] for i in range(0, len(tail), row)]
+
+    def unread(self, reader: int) -> int:
+        """Slots that one reader has not taken."""
+        return sum(row[0] == 1 and row[1 + reader] == 0 for row in self.rows())
+
+
+def broadcast_ring(server: Server, engine: int = 0) -> Ring:
+    """The ring from one EngineCore to all its workers (slots of 16 MiB); reader k is its worker k."""
     pid = server.engines[engine]
     workers = [p.pid for p in procs.children([pid], procs.scan()) if p.kind == "Worker"]
-    return _shared(pid, workers, BROADCAST_SLOTS * ((16 << 20) + 1 + len(workers)))
+    return _shared(pid, workers, 16 << 20)
 
 
-def response_ring(server: Server, rank: int) -> str:
-    """Path of the ring from one worker to its EngineCore (10 slots of 24 MiB)."""
+def response_ring(server: Server, rank: int) -> Ring:
+    """The ring from one worker to its EngineCore (slots of 24 MiB)."""
     worker = server.workers[rank]
     parent = procs.read(worker)
-    return _shared(worker, [parent.ppid if parent else 0], BROADCAST_SLOTS * ((24 << 20) + 2))
+    return _shared(worker, [parent.ppid if parent else 0], 24 << 20)
 
 
-def flags(server: Server, path: str, readers: int) -> list[bytes]:
-    """The metadata rows of a ring of 10 slots: written, then one flag for each reader."""
-    length = BROADCAST_SLOTS * (1 + readers)
-    with open(f"/proc/{server.engine}/root{path}", "rb") as ring:
-        ring.seek(-length, os.SEEK_END)
-        tail = ring.read(length)
-    return [tail[i : i + 1 + readers] for i in range(0, length, 1 + readers)]
-
-
-def unread(server: Server, rank: int) -> int:
-    """Slots of the broadcast ring that one worker has not read."""
-    rows = flags(server, broadcast_ring(server), len(server.workers))
-    return sum(row[0] == 1 and row[1 + rank] == 0 for row in rows)
-
-
-def _shared(holder: int, others: list[int], size: int) -> str:
-    common = set(procs.mapped(holder)).intersection(*(procs.mapped(pid) for pid in others))
-    sized = [path for path in common if os.stat(f"/proc/{holder}/root{path}").st_size == size]
+def _shared(writer: int, readers: list[int], slot_bytes: int) -> Ring:
+    size = SLOTS * (slot_bytes + 1 + len(readers))
+    common = set(procs.mapped(writer)).intersection(*(procs.mapped(pid) for pid in readers))
+    paths = [Path(f"/proc/{writer}/root{path}") for path in common]
+    sized = [path for path in paths if path.stat().st_size == size]
     if len(sized) != 1:
-        raise LookupError(f"{len(sized)} segments of {size} bytes are shared by {holder} and {others}")
-    return sized[0]
+        raise LookupError(f"{len(sized)} segments of {size} bytes are shared by {writer} and {readers}")
+    return Ring(sized[0], len(readers))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def family(roots: Iterable[int], marker: str, processes: dict[int, Proc]) -> dic
     """The roots, their descendants, and orphans of theirs: same session, or `marker` in the environment."""
     ours = set(roots)
     # A session is named after its first process, and every root leads its own: the name outlives the process.
-    members = {p.pid for p in processes.values() if p.pid in ours or p.sid in ours or _has(p.pid, marker)}
+    members = {p.pid for p in processes.values() if p.pid in ours or p.sid in ours or (p.title and _has(p.pid, marker))}
     grew = True
     while grew:
         more = {p.pid for p in processes.values() if p.ppid in members} - members
@@ -110,15 +111,20 @@ def unlink_shm(files: dict[str, int]) -> None:
 
 def unix_paths(pids: Iterable[int]) -> set[str]:
     """Paths that sockets of the processes are bound to."""
-    inodes: set[str] = set()
-    for pid in pids:
-        try:
-            links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
-        except OSError:
-            continue
-        inodes.update(link[8:-1] for link in links if link.startswith("socket:["))
+    inodes = {link[8:-1] for pid in pids for link in _links(pid) if link.startswith("socket:[")}
     rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return {row[7] for row in rows if len(row) > 7 and row[6] in inodes and row[7].startswith("/")}
+
+
+def _links(pid: int) -> Iterator[str]:
+    """What its descriptors point to; those that close meanwhile are left out."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return
+    for name in names:
+        with suppress(OSError):
+            yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 def _inode(path: str) -> int | None:

@@ -262,8 +262,8 @@ class Server:
         return "".join(self.log(node).read_text(errors="replace") for node in self.nodes if self.log(node).exists())
 
     def log_tail(self, lines: int = 40) -> str:
-        """The last lines of the output."""
-        return "\n".join(self.log_text().splitlines()[-lines:])
+        """The last lines of the output, without the list of routes."""
+        return "\n".join([line for line in self.log_text().splitlines() if "] Route: /" not in line][-lines:])
 
     # --- work for it
 
