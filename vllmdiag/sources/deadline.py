@@ -32,8 +32,8 @@ def each(
     Args:
         function: runs in the child; returns bytes or raises OSError. It must not need threads or locks of the parent.
         items: one call each, all in one child as long as none is late.
-        timeout_s: seconds one call may sleep; then its child is killed and a new one goes on with the next item. A child
-            that is runnable is not stuck but short of CPU, and is given ten times as long.
+        timeout_s: seconds one call may sleep; then its child is killed and a new one goes on with the next item. A
+            child that is runnable is not stuck but short of CPU, and is given ten times as long.
         total_s: seconds that late calls may take together; what is left after that is not tried.
 
     Returns:

@@ -34,7 +34,7 @@ def kernel_lines(root: str = "/", since_s: float = 3600.0) -> tuple[KernelLine, 
     except OSError as error:
         return procfs.missing("kernel log", error, hint="run as root (CAP_SYSLOG), or read `dmesg -T`")
     oldest = procfs.uptime(root) - since_s
-    lines = (parse(record) for record in data.decode("utf-8", "replace").splitlines())
+    lines = (parse(record) for record in data.decode("utf-8", "replace").split("\n"))
     return tuple(line for line in lines if line and _matters(line.text) and (line.t is None or line.t >= oldest))
 
 

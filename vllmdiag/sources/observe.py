@@ -30,6 +30,8 @@ _LIMIT_ROWS = {
     "address_space": "Max address space",
 }
 _DIST_INFO = re.compile(r"(?P<name>[A-Za-z0-9_.]+?)-(?P<version>\d[^-+]*)(\+[^-]*)?\.dist-info")
+_MAPPED_PATH = re.compile(rb"^\S+ \S+ \S+ \S+ \d+ +(/.*)$", re.MULTILINE)
+_KIB = re.compile(r"[0-9]+ kB")
 _SITE = re.compile(r"^(.*/(?:site|dist)-packages)/")
 
 
@@ -86,7 +88,7 @@ def observe(base: Process, root: str = "/", *, allowed: Collection[str] = (), de
         environ_complete=complete,
         libraries=libraries,
         memory=memory,
-        last_ran_s=_last_ran(pid, root),
+        last_ran_s=last_ran(pid, root),
     )
     return msgspec.structs.replace(seen, vllm_version=vllm_version(seen, root), missing=tuple(holes))
 
@@ -169,15 +171,12 @@ def _environ(data: bytes, allowed: Collection[str]) -> tuple[dict[str, str], boo
 
 
 def _libraries(maps: bytes) -> tuple[str, ...]:
-    paths = dict.fromkeys(
-        line.split(None, 5)[5] for line in maps.decode("utf-8", "replace").splitlines() if "/" in line
-    )
-    cut = (path.removesuffix(DELETED) for path in paths)
-    return tuple(sorted({path for path in cut if footprint.is_library(path)}))
+    paths = {path.decode("utf-8", "replace").removesuffix(DELETED) for path in _MAPPED_PATH.findall(maps)}
+    return tuple(sorted(path for path in paths if footprint.is_library(path)))
 
 
 def _memory(rollup: bytes) -> Memory:
-    kib = {name: int(value.split()[0]) for name, value in parse_fields(rollup).items() if value.endswith(" kB")}
+    kib = {name: int(value[:-3]) for name, value in parse_fields(rollup).items() if _KIB.fullmatch(value)}
 
     def total(*names: str) -> int:
         return sum(kib.get(name, 0) for name in names) * 1024
@@ -191,7 +190,7 @@ def _memory(rollup: bytes) -> Memory:
     )
 
 
-def _last_ran(pid: int, root: str) -> float | None:
+def last_ran(pid: int, root: str) -> float | None:
     """Seconds since the scheduler last ran the main thread; None where this kernel does not show it."""
     try:
         # Our own value stands for now: we are running, and the scheduler's clock is not the one of the uptime.

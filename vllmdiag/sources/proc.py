@@ -133,7 +133,8 @@ def parse_cmdline(data: bytes) -> tuple[str, ...]:
 
 def parse_fields(data: bytes) -> dict[str, str]:
     """``Name: value`` lines, as in status, io and smaps_rollup."""
-    pairs = (line.partition(":") for line in data.decode("utf-8", "replace").splitlines())
+    # Not splitlines: a process may put a form feed into its name.
+    pairs = (line.partition(":") for line in data.decode("utf-8", "replace").split("\n"))
     return {name.strip(): value.strip() for name, colon, value in pairs if colon}
 
 

@@ -131,8 +131,9 @@ class RingPoller:
 class _Track:
     """One segment under observation."""
 
-    def __init__(self, segment: Segment, root: str) -> None:
+    def __init__(self, segment: Segment, root: str, max_states: int = MAX_STATES) -> None:
         self._segment = segment
+        self._max_states = max_states
         self._tail_bytes = flag_bytes(segment.size)
         self._offset = segment.size - self._tail_bytes
         self._states: list[TailState] = []
@@ -166,7 +167,7 @@ class _Track:
     def _keep(self, t: float, tail: bytes) -> None:
         self._last = tail
         state = TailState(t=t, tail=tail)
-        if len(self._states) < MAX_STATES:
+        if len(self._states) < self._max_states:
             self._states.append(state)
         else:
             self._states[-1] = state

@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.unit.sources.recorded import never_answers, record
 
+from tests.unit.sources.recorded import never_answers, record
 from vllmdiag.model.base import Missing
 from vllmdiag.model.process import Process
 from vllmdiag.sources import proc
