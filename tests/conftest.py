@@ -8,10 +8,10 @@ import socket
 from collections import defaultdict
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A busy machine is no reason to fail: no test here is about speed.
-settings.register_profile("vllmdiag", deadline=None)
+settings.register_profile("vllmdiag", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("vllmdiag")
 
 _LEFT_OUT: pytest.StashKey[dict[str, list[str]]] = pytest.StashKey()

@@ -28,4 +28,8 @@ class MetricsScrape(Fact, frozen=True, kw_only=True):
     t: float
     port: int
     values: dict[str, dict[str, float]]
-    """metric name without ``vllm:`` -> engine label ("" where absent) -> value, summed over other labels."""
+    """metric name without ``vllm:`` -> engine label ("" where absent) -> value, summed over other labels.
+
+    Some are also given one by one for the values of a label, as ``num_requests_waiting_by_reason:deferred``,
+    ``engine_sleep_state:awake``, ``request_success_total:abort``.
+    """

@@ -234,7 +234,10 @@ def _connect(opened: socket.socket, endpoint: Endpoint) -> None:
     if not endpoint.uds:
         opened.connect((str(_address(endpoint)), endpoint.port))
         return
-    path = endpoint.uds if endpoint.pid is None else procfs.proc("/", endpoint.pid, "root") + endpoint.uds
+    path = endpoint.uds
+    if endpoint.pid is not None:
+        start = "root" if path.startswith("/") else "cwd"
+        path = procfs.proc("/", endpoint.pid, start, path.lstrip("/"))
     handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:  # through the handle, because an address holds 107 bytes and the path may be longer
         opened.connect(f"/proc/self/fd/{handle}")

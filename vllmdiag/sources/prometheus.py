@@ -30,7 +30,8 @@ def parse_metrics(page: bytes) -> dict[str, dict[str, float]]:
             names.append(f"{name}:{labels[METRICS.split[name]]}")
         for each in names:
             series = values.setdefault(each, {})
-            series[engine] = series.get(engine, 0.0) + value
+            total = series.get(engine, 0.0) + value
+            series[engine] = total if math.isfinite(total) else value
     for old, new in METRICS.renamed.items():
         series = values.pop(old, {})
         if series:
