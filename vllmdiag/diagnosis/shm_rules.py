@@ -63,7 +63,7 @@ def leaked(snapshot: Snapshot) -> tuple[Segment, ...]:
     return tuple(
         s
         for s in snapshot.segments
-        if not s.holders and s.holders_complete and not s.deleted and classify_file(s.name, s.size).is_vllm == "yes"
+        if not s.holders and s.holders_complete and not s.deleted and classify_file(s.name, s.size).ours
     )
 
 

@@ -203,7 +203,7 @@ def _segment(snapshot: Snapshot, case: Case | None, segment: Segment) -> Segment
         ),
         age_s=segment.mtime_age_s,
         orphan=orphan,
-        removable=orphan and kind.is_vllm == "yes",
+        removable=orphan and kind.ours,
         why=why,
         path=segment.path,
         dev=segment.dev,

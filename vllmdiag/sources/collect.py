@@ -95,7 +95,7 @@ def _without_instance(processes: list[Process], root: str) -> Snapshot:
 
 
 def _of_vllm(segment: Segment) -> bool:
-    return classify_file(segment.name, segment.size).is_vllm == "yes"
+    return classify_file(segment.name, segment.size).ours
 
 
 def _now() -> str:
@@ -270,7 +270,7 @@ class _Window:
             viewer=looker,
             node=viewer.node(self.root),
             target_pids=mine,
-            processes=tuple([*finished, *born, *self.aside, *self.context]),
+            processes=tuple([*finished, *born, *(self._looked_twice(p) for p in self.aside), *self.context]),
             segments=tuple(self._with_heads(s) for s in segments),
             shm_mounts=tuple(shm.mounts(observed, self.root)),
             sockets=sockets,
@@ -299,6 +299,12 @@ class _Window:
             missing=(*process.missing, *sorted(holes))
             if len(holes) and all(isinstance(d.threads, Missing) for d in dumps)
             else process.missing,
+        )
+
+    def _looked_twice(self, process: Process) -> Process:
+        """A helper (a compiler, say) with its CPU over the window: that it works is motion of a start-up."""
+        return msgspec.structs.replace(
+            process, samples=(*process.samples, proc.sample(process.pid, process.starttime, self._t(), self.root))
         )
 
     def _born(self) -> list[Process]:

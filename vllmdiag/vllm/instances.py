@@ -90,7 +90,8 @@ def find_instances(processes: Iterable[Process]) -> tuple[Instance, ...]:
     seeds = [pid for pid, known in identities.items() if known is not None and known.role in _SEEDS]
     roots = {_root(pid, by_pid, identities) for pid in seeds}
     roots |= _untitled_roots(by_pid, identities, children) - _below(roots, children)
-    trees = [_tree(root, by_pid, identities, children) for root in sorted(roots)]
+    taken: set[int] = set()
+    trees = [_tree(root, by_pid, identities, children, taken) for root in sorted(roots) if root not in taken]
     return tuple(_label(instance) for instance in _join(trees, by_pid))
 
 
@@ -174,7 +175,9 @@ def _tree(
     by_pid: dict[int, Process],
     identities: dict[int, Identity | None],
     children: dict[int, list[Process]],
+    taken: set[int],
 ) -> Instance:
+    """The tree below `root`. Evidence from files may hold parents in a circle, so each process is taken once."""
     known = identities[root]
     options = known.options if known is not None else None
     members: list[Member] = []
@@ -182,9 +185,10 @@ def _tree(
     def walk(process: Process, parent: Member | None, depth: int) -> None:
         member = _member(process, parent, depth, identities, children, options)
         members.append(member)
+        taken.add(process.pid)
         below = children.get(process.pid, ())
         for child in sorted(below, key=lambda c: _order(identities.get(c.pid), c)):
-            if child.pid != process.pid:
+            if child.pid not in taken:
                 walk(child, member, depth + 1)
 
     walk(by_pid[root], None, 0)

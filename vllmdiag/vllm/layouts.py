@@ -52,6 +52,11 @@ class FileKind(Fact, frozen=True, kw_only=True):
     """Its size is that of a ring."""
     source: str = ""
 
+    @property
+    def ours(self) -> bool:
+        """vLLM's own: by its name, or a Python segment whose size is that of a ring to the byte."""
+        return self.is_vllm == "yes" or self.ring
+
 
 class _Ring(msgspec.Struct, frozen=True):
     queue: Queue
@@ -171,3 +176,16 @@ def _fits(known: KnownFile, size: int) -> bool:
         readers = size / known.slots - known.slot_bytes - 1
         return readers.is_integer() and 1 <= readers <= _tables().tunable.readers[1]
     return True
+
+
+def broadcast_ring_bytes(n_readers: int, version: str | None = None, chunk_mib: int | None = None) -> int:
+    """Bytes of the broadcast ring that an engine makes: what /dev/shm must be able to hold at the least.
+
+    Args:
+        n_readers: local workers.
+        version: version of vLLM; the newest where unknown.
+        chunk_mib: VLLM_MQ_MAX_CHUNK_BYTES_MB, where set.
+    """
+    fitting = [r for r in _tables().rings if r.queue == "broadcast" and in_range(version, r.since, r.until)]
+    ring = fitting[0]
+    return Geometry(chunks=ring.chunks, chunk_bytes=(chunk_mib or ring.chunk_mib) * MIB, n_readers=n_readers).size

@@ -1,0 +1,450 @@
+"""Every cause: the evidence that makes the verdict, and the look-alike that must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from vllmdiag.catalogue.entries import catalogue
+from vllmdiag.diagnosis.judge import diagnose
+from vllmdiag.model.base import Missing
+from vllmdiag.model.diagnosis import Diagnosis
+from vllmdiag.model.shm import Segment
+
+from .scenario import (
+    API,
+    API_WAITS_START,
+    ENGINE,
+    ENGINE_BLOCKED,
+    ENGINE_IDLE,
+    ENGINE_WAITS,
+    ENGINE_WAITS_START,
+    INPUT_STUCK,
+    MIB,
+    WORKER0,
+    WORKER_ALL_GATHER,
+    WORKER_ALL_REDUCE,
+    WORKER_IDLE,
+    WORKER_IN_STORE,
+    WORKER_METHOD,
+    Server,
+)
+
+W0, W1 = WORKER0, WORKER0 + 1
+BLIND = Missing(what="stacks", why="EPERM", next="run as root")
+Scenario = Callable[[Server], None]
+
+
+def judged(change: Scenario | None = None, **fields: object) -> Diagnosis:
+    """The diagnosis of a server after a change."""
+    server = Server(**fields)  # type: ignore[arg-type]
+    if change is not None:
+        change(server)
+    return diagnose(server.snapshot())
+
+
+def stalled(server: Server) -> None:
+    """A request runs, the engine waits for its workers, rank 0 is in the collective: who is missing, the test says."""
+    server.stacks = {ENGINE: ENGINE_WAITS, W0: WORKER_ALL_REDUCE, W1: WORKER_IDLE}
+    server.cpu = {W0: 1.0}
+    server.metrics = (
+        {"num_requests_running": 1, "generation_tokens_total": 5},
+        {"num_requests_running": 1, "generation_tokens_total": 5},
+    )
+
+
+def worker_stopped(server: Server) -> None:
+    stalled(server)
+    server.states[W1] = "T"
+    server.broadcast = [server.ring({5: [1]})]
+
+
+def worker_stopped_all_read(server: Server) -> None:
+    stalled(server)
+    server.states[W1] = "T"
+
+
+def engine_stopped(server: Server) -> None:
+    server.states[ENGINE] = "T"
+    server.input_backlog = 387
+
+
+def api_stopped(server: Server) -> None:
+    server.states[API] = "T"
+    server.health = None
+
+
+def traced(server: Server) -> None:
+    server.states[W0] = "t"
+    server.processes[W0] = {"tracer_pid": 4711}
+
+
+def worker_zombie(server: Server) -> None:
+    stalled(server)
+    server.states[W1] = ["S", "Z", "Z"]
+    server.stacks[W1] = BLIND
+
+
+def worker_vanished_before(server: Server) -> None:
+    stalled(server)
+    server.gone = {W1}
+
+
+def engine_gone(server: Server) -> None:
+    server.gone = {ENGINE, W0, W1}
+
+
+def engine_died_in_window(server: Server) -> None:
+    server.states = {ENGINE: ["S", "", ""], W0: ["S", "S", ""], W1: ["S", "S", ""], API: ["S", "S", ""]}
+
+
+def workers_left_alone(server: Server) -> None:
+    server.gone = {ENGINE}
+    server.no_api = True
+    server.states[W1] = "T"
+    for pid in (W0, W1):
+        server.processes[pid] = {"ppid": 1}
+
+
+def orphaned(server: Server) -> None:
+    server.no_api = True
+    server.ppid_engine = 1
+
+
+def api_died_in_window(server: Server) -> None:
+    server.states[API] = ["S", "", ""]
+
+
+def unkillable(server: Server) -> None:
+    server.no_api = True
+    server.ppid_engine = 1
+    server.states[ENGINE] = "R"
+    server.processes[ENGINE] = {"sigkill_pending": True}
+
+
+def uninterruptible(server: Server) -> None:
+    stalled(server)
+    server.states[W1] = "D"
+
+
+def ring_full(server: Server) -> None:
+    server.stacks = {ENGINE: ENGINE_BLOCKED, W1: WORKER_METHOD}
+    server.cpu = {ENGINE: 1.0}
+    server.broadcast = [server.ring({slot: [1] for slot in range(10)})]
+
+
+def asleep(server: Server) -> None:
+    stalled(server)
+    server.version = "0.23.0"
+    server.broadcast = [server.ring({4: [1]})]
+
+
+def everybody_waits(server: Server) -> None:
+    stalled(server)
+    server.stacks[W0] = WORKER_IDLE
+    server.cpu = {}
+
+
+def rank_not_seen(server: Server) -> None:
+    stalled(server)
+    server.stacks[W1] = BLIND
+
+
+def reply_left(server: Server) -> None:
+    server.replies = {1: [b"\x01\x01" * 9 + b"\x01\x00"]}
+
+
+def worker_in_method(server: Server) -> None:
+    server.stacks = {ENGINE: ENGINE_WAITS, W1: WORKER_METHOD}
+    server.cpu = {W1: 1.0}
+
+
+def input_stuck(server: Server) -> None:
+    server.threads["Thread-1 (process_input_sockets)"] = INPUT_STUCK
+
+
+def input_dead(server: Server) -> None:
+    server.threads["Thread-1 (process_input_sockets)"] = None
+
+
+def remote_kv(server: Server) -> None:
+    server.args = ("--kv-transfer-config", "{}")
+    server.metrics = ({"num_requests_running": 1}, {"num_requests_running": 1})
+
+
+def small_shm(server: Server) -> None:
+    server.shm_size = server.shm_free = 64 * MIB
+    server.stacks = {API: API_WAITS_START, ENGINE: ENGINE_WAITS_START}
+    server.listening = False
+
+
+def full_shm(server: Server) -> None:
+    server.shm_free = 0
+
+
+def _leak(resident: int) -> Segment:
+    return Segment(
+        path="/dev/shm/psm_0a1b2c3d", dev=1, ino=99, size=10 * (16 * MIB + 3), resident=resident, holders_complete=True
+    )
+
+
+def heavy_leaks(server: Server) -> None:
+    server.shm_size = 1 << 30
+    server.extra_segments = (_leak(700 * MIB),)
+
+
+def diverged(server: Server) -> None:
+    server.stacks = {ENGINE: ENGINE_WAITS, W0: WORKER_IDLE, W1: WORKER_ALL_REDUCE}
+
+
+def different_collectives(server: Server) -> None:
+    server.stacks = {ENGINE: ENGINE_WAITS, W0: WORKER_ALL_GATHER, W1: WORKER_ALL_REDUCE}
+
+
+def loop_blocked(server: Server) -> None:
+    server.health = None
+    server.stacks[API] = (
+        ("JSONEncoder.encode", "json/encoder.py"),
+        ("create_chat", "app.py"),
+        ("run", "uvloop/__init__.py"),
+    )
+    server.cpu[API] = 1.0
+
+
+def deaf_client(server: Server) -> None:
+    server.send_q = (490_000, 490_000, 490_000)
+
+
+def start_waits(server: Server) -> None:
+    server.stacks = {API: API_WAITS_START, ENGINE: ENGINE_WAITS_START, W0: WORKER_IN_STORE, W1: WORKER_IN_STORE}
+    server.listening = False
+
+
+def disconnected(server: Server) -> None:
+    server.connected = False
+
+
+def broken_flags(server: Server) -> None:
+    server.broadcast = [bytes([7, 7, 7] * 10)]
+
+
+def paths_removed(server: Server) -> None:
+    server.ipc_paths_missing = ("/tmp/in",)
+
+
+FAULTS: list[tuple[str, Scenario, str, str | None]] = [
+    ("process-stopped", worker_stopped, "Worker_TP1", "critical"),
+    ("process-stopped", worker_stopped_all_read, "Worker_TP1", "critical"),
+    ("process-stopped", engine_stopped, "EngineCore", "critical"),
+    ("process-stopped", api_stopped, "APIServer", "critical"),
+    ("process-stopped", traced, "Worker_TP0", "critical"),
+    ("worker-dead", worker_zombie, "Worker_TP1", "critical"),
+    ("worker-dead", worker_vanished_before, "Worker_TP1", "critical"),
+    ("engine-dead", engine_gone, "EngineCore", "critical"),
+    ("engine-dead", engine_died_in_window, "EngineCore", "critical"),
+    ("engine-dead", workers_left_alone, "EngineCore", "critical"),
+    ("orphan-engine", orphaned, "EngineCore", "critical"),
+    ("orphan-engine", api_died_in_window, "EngineCore", "critical"),
+    ("driver-unkillable", unkillable, "EngineCore", "critical"),
+    ("process-uninterruptible", uninterruptible, "Worker_TP1", "critical"),
+    ("ring-full-slow-reader", ring_full, "Worker_TP1", "critical"),
+    ("lost-wakeup", asleep, "Worker_TP1", "critical"),
+    ("lost-message", everybody_waits, "EngineCore", "critical"),
+    ("rank-never-answered", rank_not_seen, "Worker_TP1", "critical"),
+    ("response-skew", reply_left, "Worker_TP1", "critical"),
+    ("worker-busy", worker_in_method, "Worker_TP1", "warning"),
+    ("input-thread-stuck", input_stuck, "EngineCore", "critical"),
+    ("input-thread-dead", input_dead, "EngineCore", "critical"),
+    ("wait-remote-kv", remote_kv, "EngineCore", "critical"),
+    ("shm-too-small", small_shm, "EngineCore", "critical"),
+    ("shm-exhausted", full_shm, "EngineCore", "critical"),
+    ("shm-full-of-leaks", heavy_leaks, "/dev/shm", "critical"),
+    ("collective-divergence", diverged, "Worker_TP0", "critical"),
+    ("collective-divergence", different_collectives, None, "critical"),  # type: ignore[list-item]
+    ("api-loop-blocked", loop_blocked, "APIServer", "critical"),
+    ("client-not-reading", deaf_client, "client 10.0.0.9:41000", "warning"),
+    ("handshake-incomplete", start_waits, "Worker_TP0", "critical"),
+    ("endpoint-gone", disconnected, "EngineCore", "critical"),
+    ("ring-inconsistent", broken_flags, "EngineCore", "critical"),
+]
+
+
+@pytest.mark.parametrize(("cause", "change", "subject", "status"), FAULTS, ids=lambda v: getattr(v, "__name__", None))
+def test_the_evidence_of_a_cause_gives_its_verdict(
+    cause: str, change: Scenario, subject: str | None, status: str
+) -> None:
+    found = judged(change)
+    assert found.verdict.cause == cause, found.verdict.summary
+    assert found.verdict.status == status
+    assert found.verdict.layer == catalogue()[cause].layer
+    assert found.verdict.evidence
+    assert found.verdict.next
+    if subject is not None:
+        assert found.verdict.subject.label == subject
+    assert found.layers[found.verdict.layer - 1].status == "fault"
+
+
+def moving(server: Server) -> None:
+    """The same stacks as a stall, but messages flow."""
+    stalled(server)
+    server.broadcast = [server.ring({slot: [0, 1]}) for slot in range(8)]
+
+
+def worker_sleeps(server: Server) -> None:
+    """S is not T: a worker that waits is not stopped."""
+
+
+def stopped_for_a_moment(server: Server) -> None:
+    server.states[W1] = ["T", "S", "S"]
+
+
+def engine_under_script(server: Server) -> None:
+    server.processes[API] = {"cmdline": ("/v/bin/python", "batch.py"), "exe": "/v/bin/python3.11"}
+
+
+def killed_this_instant(server: Server) -> None:
+    """SIGKILL pending, but user time runs on: it is about to die."""
+    server.processes[W1] = {"sigkill_pending": True}
+    server.states[W1] = "R"
+    server.cpu[W1] = 1.0
+
+
+def reading_disk(server: Server) -> None:
+    server.states[W1] = ["D", "S", "D"]
+
+
+def young_start(server: Server) -> None:
+    start_waits(server)
+    server.age = 4.0
+
+
+def starting_busily(server: Server) -> None:
+    start_waits(server)
+    server.cpu = {W0: 0.9, W1: 0.9}
+
+
+def overcommitted_shm(server: Server) -> None:
+    """400 MiB for 664 MiB of sparse rings: starts and serves."""
+    server.shm_size = server.shm_free = 400 * MIB
+
+
+def full_but_resident(server: Server) -> None:
+    """No room left, and no hole left either: nothing can fail."""
+    server.shm_free = 0
+    server.processes = {}
+
+
+def few_leaks(server: Server) -> None:
+    server.extra_segments = (_leak(40960),)
+
+
+def held_segment(server: Server) -> None:
+    server.extra_segments = (msgspec.structs.replace(_leak(900 * MIB), holders_complete=False),)
+    server.shm_size = 1 << 30
+
+
+def draining_client(server: Server) -> None:
+    server.send_q = (490_000, 200_000, 0)
+
+
+def slow_health_but_changing(server: Server) -> None:
+    loop_blocked(server)
+    first = (("JSONEncoder.encode", "json/encoder.py"), ("run", "uvloop/__init__.py"))
+    second = (("Tokenizer.encode", "tokenizers/x.py"), ("run", "uvloop/__init__.py"))
+    server.stacks[API] = [first, second, first]
+    moving(server)
+    server.stacks[API] = [first, second, first]
+
+
+def decoding_once(server: Server) -> None:
+    """The input thread decodes a request in one dump of three."""
+
+
+def reply_in_time(server: Server) -> None:
+    server.replies = {1: [b"\x01\x01" * 9 + b"\x01\x00", b"\x01\x01" * 10]}
+
+
+def changing_worker(server: Server) -> None:
+    worker_in_method(server)
+    other = (("Tensor.sum", "torch/_tensor.py"), *WORKER_METHOD)
+    server.stacks[W1] = [WORKER_METHOD, other, WORKER_METHOD]
+
+
+LOOK_ALIKES: list[tuple[str, Scenario, str]] = [
+    ("process-stopped", worker_sleeps, "idle"),
+    ("process-stopped", stopped_for_a_moment, "idle"),
+    ("collective-divergence", moving, "serving"),
+    ("orphan-engine", engine_under_script, "idle"),
+    ("driver-unkillable", killed_this_instant, "idle"),
+    ("process-uninterruptible", reading_disk, "idle"),
+    ("handshake-incomplete", young_start, "starting"),
+    ("handshake-incomplete", starting_busily, "starting"),
+    ("shm-too-small", overcommitted_shm, "idle"),
+    ("shm-full-of-leaks", few_leaks, "idle"),
+    ("shm-full-of-leaks", held_segment, "idle"),
+    ("client-not-reading", draining_client, "idle"),
+    ("api-loop-blocked", slow_health_but_changing, "serving"),
+    ("response-skew", reply_in_time, "serving"),
+    ("worker-busy", changing_worker, "busy"),
+    ("endpoint-gone", paths_removed, "idle"),
+]
+
+
+@pytest.mark.parametrize(("cause", "change", "expected"), LOOK_ALIKES, ids=lambda v: getattr(v, "__name__", None))
+def test_a_look_alike_is_not_taken_for_the_cause(cause: str, change: Scenario, expected: str) -> None:
+    found = judged(change)
+    assert found.verdict.cause == expected, found.verdict.summary
+    assert found.verdict.status == "ok"
+    assert all(f.cause != cause or f.severity == "info" for f in found.findings)
+
+
+def test_idle_is_said_only_when_everybody_was_seen_idle() -> None:
+    assert judged().verdict.cause == "idle"
+
+
+def test_a_blind_look_is_unknown_and_never_healthy() -> None:
+    blind = judged(stacks={pid: BLIND for pid in (API, ENGINE, W0, W1)})
+    assert (blind.verdict.status, blind.verdict.cause) == ("unknown", "unknown")
+
+
+def test_one_blind_worker_is_enough_to_withhold_idle() -> None:
+    assert judged(stacks={W1: BLIND}).verdict.status == "unknown"
+
+
+def test_a_stopped_process_is_named_even_when_nothing_else_can_be_seen() -> None:
+    found = judged(stacks={pid: BLIND for pid in (API, ENGINE, W0, W1)}, states={ENGINE: "T"})
+    assert found.verdict.cause == "process-stopped"
+    assert found.verdict.subject.label == "EngineCore"
+
+
+def test_the_chain_leads_from_the_client_through_the_waiting_rank_to_the_root() -> None:
+    chain = judged(worker_stopped).verdict.chain
+    assert [link.subject.label for link in chain] == ["client", "APIServer", "EngineCore", "Worker_TP0", "Worker_TP1"]
+    assert chain[3].doing == "all_reduce"
+
+
+def test_the_waiters_are_folded_under_the_root_and_never_blamed() -> None:
+    found = judged(worker_stopped)
+    assert found.verdict.subject.pid == W1
+    assert all(f.folded_into == "process-stopped" for f in found.findings[1:] if f.severity != "info")
+
+
+def test_socket_files_removed_under_a_running_server_are_a_finding_and_no_fault() -> None:
+    found = judged(paths_removed)
+    assert found.verdict.cause == "idle"
+    assert [f.cause for f in found.findings] == ["ipc-path-removed"]
+
+
+def test_an_old_version_without_titles_is_read_by_its_tree() -> None:
+    def change(server: Server) -> None:
+        worker_stopped(server)
+
+    found = judged(change, titles=False, version="0.9.2")
+    assert (found.verdict.cause, found.verdict.subject.label) == ("process-stopped", "Worker_TP1")
+
+
+def test_everybody_idle_in_a_stack_of_idle_engine_names_itself_idle_with_evidence() -> None:
+    verdict = judged(stacks={ENGINE: ENGINE_IDLE}).verdict
+    assert any("no unread" in words for words in verdict.evidence)
