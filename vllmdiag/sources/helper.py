@@ -12,6 +12,8 @@ from typing import IO, NamedTuple
 REAP_S = 0.5
 """Seconds a killed helper may take to die. One stuck in the kernel is left behind: `subprocess` reaps it later."""
 
+POLL_S = 0.1
+
 
 class Output(NamedTuple):
     """What a helper left."""
@@ -44,7 +46,7 @@ def run(command: Sequence[str], deadline: float, max_bytes: int) -> Output:
             for name, pipe in (("out", child.stdout), ("err", child.stderr)):
                 if pipe is not None:
                     ready.register(pipe, selectors.EVENT_READ, (name, pipe))
-            too_much = _drain(ready, texts, deadline, max_bytes)
+            too_much = _drain(child, ready, texts, deadline, max_bytes)
         code = None if too_much else child.wait(max(0.0, deadline - time.monotonic()))
         return Output(code, bytes(texts["out"]), bytes(texts["err"]), too_much=too_much)
     except (TimeoutError, subprocess.TimeoutExpired):
@@ -53,12 +55,21 @@ def run(command: Sequence[str], deadline: float, max_bytes: int) -> Output:
         _end(child)
 
 
-def _drain(ready: selectors.BaseSelector, texts: dict[str, bytearray], deadline: float, max_bytes: int) -> bool:
+def _drain(
+    child: subprocess.Popen[bytes],
+    ready: selectors.BaseSelector,
+    texts: dict[str, bytearray],
+    deadline: float,
+    max_bytes: int,
+) -> bool:
     """Read until both pipes are closed. True when there was too much. Raises TimeoutError."""
     while ready.get_map():
-        events = ready.select(max(0.0, deadline - time.monotonic()))
-        if not events:
+        left = deadline - time.monotonic()
+        if left <= 0:
             raise TimeoutError
+        events = ready.select(min(left, POLL_S))
+        if not events and child.poll() is not None:
+            return False  # it has ended, but a process of its own, or a fork of ours, still holds the pipe
         for key, _ in events:
             name, pipe = key.data
             chunk = pipe.read1(1 << 16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import msgspec
 
 from vllmdiag.model.base import Missing
 from vllmdiag.model.http import HttpProbe, MetricsScrape
@@ -43,10 +43,12 @@ def scrape(endpoint: Endpoint, *, deadline_s: float = 2.0, t: float = 0.0) -> Me
     return MetricsScrape(t=t, port=endpoint.port, values=values)
 
 
+class _Version(msgspec.Struct):
+    version: str
+
+
 def _version(body: bytes) -> str | None:
     try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError):
+        return msgspec.json.decode(body, type=_Version).version
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    version = answer.get("version") if isinstance(answer, dict) else None
-    return version if isinstance(version, str) else None

@@ -8,7 +8,6 @@ the deadline, by 64 KiB of headers and by 8 MiB of body.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 import re
 import socket
@@ -219,8 +218,8 @@ def _socket(endpoint: Endpoint) -> tuple[socket.socket, str]:
     """An unconnected socket in the right network namespace, and the Host of the request. Raises OSError."""
     if endpoint.uds:
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), "localhost"
-    address = _address(endpoint)
-    family, host = (socket.AF_INET6, f"[{address}]") if address.version == 6 else (socket.AF_INET, str(address))
+    family, address = _address(endpoint)
+    host = f"[{address}]" if family == socket.AF_INET6 else address
 
     def make() -> socket.socket:
         return socket.socket(family, socket.SOCK_STREAM)
@@ -232,7 +231,7 @@ def _socket(endpoint: Endpoint) -> tuple[socket.socket, str]:
 
 def _connect(opened: socket.socket, endpoint: Endpoint) -> None:
     if not endpoint.uds:
-        opened.connect((str(_address(endpoint)), endpoint.port))
+        opened.connect((_address(endpoint)[1], endpoint.port))
         return
     path = endpoint.uds
     if endpoint.pid is not None:
@@ -245,9 +244,12 @@ def _connect(opened: socket.socket, endpoint: Endpoint) -> None:
         os.close(handle)
 
 
-def _address(endpoint: Endpoint) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _address(endpoint: Endpoint) -> tuple[socket.AddressFamily, str]:
     bare = endpoint.host.strip("[]")
+    address = _LOOPBACK.get(bare, bare)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return ipaddress.ip_address(_LOOPBACK.get(bare, bare))
-    except ValueError:
+        socket.inet_pton(family, address)
+    except (OSError, ValueError):
         raise _BadAnswerError(f"{bare} is a name, not an address") from None
+    return family, address

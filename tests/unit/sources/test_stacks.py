@@ -278,6 +278,12 @@ def test_a_late_helper_and_its_output_are_bounded() -> None:
     assert done == helper.Output(3, b"out\n", b"err\n")
 
 
+def test_a_helper_that_has_ended_is_not_waited_for_when_another_holds_its_pipe() -> None:
+    done = helper.run(["sh", "-c", "sleep 600 & echo $!"], time.monotonic() + 60, 1000)
+    os.kill(int(done.out), signal.SIGKILL)  # it was still there
+    assert (done.code, done.late) == (0, False)
+
+
 def test_paths_are_shortened_even_where_py_spy_did_not() -> None:
     frames = [
         {"name": "a", "filename": "/opt/v/lib/python3.12/site-packages/vllm/v1/engine/core.py", "line": 3},
