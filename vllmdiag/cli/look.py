@@ -57,8 +57,10 @@ def show(
     Returns:
         OK; UNKNOWN when there is nothing to show because it could not be observed. Judging is left to `diagnose`.
     """
-    others = {field: () for field in seen.__struct_fields__ if field not in _ALWAYS and field not in sections}
-    seen = msgspec.structs.replace(seen, **others)
-    common.output.write(to_json(seen) if common.format is Format.JSON else text(seen, common.output.style))
+    if common.format is Format.JSON:
+        others = [name for name in seen.__struct_fields__ if name not in _ALWAYS and name not in sections]
+        common.output.write(to_json(msgspec.structs.replace(seen, **dict.fromkeys(others, ()))))
+    else:
+        common.output.write(text(seen, common.output.style))
     empty = not any(getattr(seen, section) for section in sections)
     return ExitCode.UNKNOWN if empty and seen.missing else ExitCode.OK

@@ -13,6 +13,9 @@ from .words import duration, fold_labels
 
 def headline(page: Page, view: InstanceView) -> None:
     """One line that says which instance this is and how long it was watched."""
+    if not view.members:
+        page.line(Span("no vLLM runs here", "head"))
+        return
     facts = [
         f"vLLM {view.vllm_version}" if view.vllm_version else "vLLM of unknown version",
         f"port {view.port}" if view.port else "",

@@ -42,6 +42,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "ps-instances.json": lambda: to_json(Instances(instances=samples.instances())),
     "endpoints.txt": lambda: endpoints_text(samples.instance(), _PLAIN),
     "shm.txt": lambda: shm_text(samples.instance(), _PLAIN),
+    "shm-without-vllm.txt": lambda: shm_text(samples.leftovers(), _PLAIN),
     "shm-clean.txt": lambda: orphans_text(samples.instance(), _PLAIN),
     "shm-clean-yes.txt": lambda: removals_text(_REMOVALS, _PLAIN),
     "ring.txt": lambda: ring_text(samples.instance(), _PLAIN),

@@ -405,6 +405,12 @@ def instance() -> InstanceView:
     )
 
 
+def leftovers() -> InstanceView:
+    """No vLLM runs any more, and something of it is left in /dev/shm."""
+    orphans = tuple(segment for segment in instance().segments if segment.orphan)
+    return InstanceView(window_s=0.2, node="gpu-17", segments=orphans, mounts=instance().mounts)
+
+
 def instances() -> tuple[InstanceLine, ...]:
     """Two instances on one host."""
     return (
