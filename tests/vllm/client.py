@@ -120,7 +120,7 @@ def deaf(port: int, body: dict[str, Any], clients: int = 1) -> Iterator[list[soc
     """Streaming clients with a tiny receive buffer that never read."""
     payload = json.dumps(body | {"stream": True, "logprobs": 5}).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}"
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
     )
     sockets = []
     try:

@@ -99,7 +99,7 @@ def activity_of(process: Process, member: Member, window_s: float) -> Activity:
     last = decided[-1]
     if last is None:
         frame = main.frames[0] if main.frames else None
-        doing = f"in {_words(frame)}" if frame else "no Python frame"
+        doing = _words(frame) or "no Python frame"
         return Activity(
             pid=process.pid,
             kind=RUNNING,
@@ -121,7 +121,7 @@ def activity_of(process: Process, member: Member, window_s: float) -> Activity:
         kind=kind,
         state=state,
         signature=last.signature.id,
-        doing=_doing(state, last.signature.meaning, frame),
+        doing=_doing(state, last.signature.meaning, frame, main.frames[0] if main.frames else None),
         frame=frame,
         still=main.still,
         cpu=cpu,
@@ -192,14 +192,25 @@ def _main_cpu(process: Process, main: ThreadView | None, window_s: float) -> flo
     return process.cpu_s / window_s if window_s else 0.0
 
 
+_SHORT = {
+    "idle": "idle",
+    "wait_response": "waits for a reply",
+    "wait_readers": "waits for the readers of a full ring",
+    "gpu_wait": "waits for the GPU",
+}
+
+
 def _words(frame: Frame | None) -> str:
-    return "" if frame is None else f"{frame.name} ({frame.file}:{frame.line})"
+    return "" if frame is None else f"in {frame.name} ({frame.file.rsplit('/', 1)[-1]}:{frame.line})"
 
 
-def _doing(state: str, meaning: str, frame: Frame | None) -> str:
+def _doing(state: str, meaning: str, frame: Frame | None, innermost: Frame | None) -> str:
+    """A few words for a chain or a table."""
     if state == "collective" and frame is not None:
         return frame.name.rsplit(".", 1)[-1]
-    return meaning
+    if state == "busy":
+        return _words(innermost)
+    return _SHORT.get(state, meaning)
 
 
 def same_stack(dumps: Sequence[ThreadStack]) -> int:

@@ -46,7 +46,7 @@ def progress_of(scene: Scene, engine: Member, rings: Sequence[Ring], acts: Mappi
     outstanding = [*_waiting_rings(scene, own), *_backlog(scene, engine), *_gauges(scene, engine)]
     act = acts.get(engine.pid)
     if act is not None and act.kind == WAITING and act.state in ("wait_response", "wait_readers"):
-        outstanding.append(f"{engine.label} {act.doing}")
+        outstanding.append(f"{engine.label}: {act.doing}")
     return Progress(moved=tuple(moved), outstanding=tuple(outstanding), counters_known=bool(counters))
 
 

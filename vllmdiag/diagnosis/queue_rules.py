@@ -122,7 +122,7 @@ def _full(case: Case, engine: Member, ring: Ring, behind: list[tuple[Member, tup
     ]
     return case.finding(
         "ring-full-slow-reader", worker.pid,
-        f"the broadcast ring is full: {worker.label} (pid {worker.pid}) reads nothing, it is {doing}",
+        f"the broadcast ring is full: {worker.label} (pid {worker.pid}) reads nothing, {doing}",
         evidence=words, chain=case.chain(*path_to(case, worker.pid)),
         confidence="high" if act.seen else "medium", since_s=ring.still_s,
     )  # fmt: skip
@@ -153,7 +153,7 @@ def _busy(case: Case, engine: Member, busy: list[Member]) -> Finding:
     worker = min(busy, key=lambda w: (w.pid not in behind, not case.acts[w.pid].still, w.pid))
     act = case.acts[worker.pid]
     words = [
-        f"{worker.label} is {act.doing}" + (f" ({act.frame.file}:{act.frame.line})" if act.frame else ""),
+        f"{worker.label}: {act.doing}",
         f"{'the same frames' if act.still else 'changing frames'} in {len(act.main.stacks) if act.main else 0} stacks, {act.cpu:.2f} cores",
         *waiting_evidence(case, worker),
         *_evidence(case, engine),
@@ -169,7 +169,7 @@ def _busy(case: Case, engine: Member, busy: list[Member]) -> Finding:
             severity="info", confidence="medium", chain=case.chain(*path_to(case, worker.pid)),
         )  # fmt: skip
     return case.finding(
-        "worker-busy", worker.pid, f"{worker.label} (pid {worker.pid}) is inside one call: {act.doing}; {engine.label} waits for it",
+        "worker-busy", worker.pid, f"{worker.label} (pid {worker.pid}) is inside one call: {act.doing.removeprefix('in ')}; {engine.label} waits for it",
         evidence=words, chain=case.chain(*path_to(case, worker.pid)),
         severity="warning" if moves else "critical", confidence="high",
     )  # fmt: skip

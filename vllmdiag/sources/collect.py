@@ -148,10 +148,8 @@ class _Window:
         stacks = _Aside(self._dump_stacks, pids) if self._wants("stacks", "diagnose", "ps") else None
         self._sample_states(threads=True)
         with self._cost("processes"):
-            observed = [
-                observe.observe(p, self.root, allowed=ENVIRON_ALLOWED, deep=self._wants("ps", "shm", "diagnose"))
-                for p in self.core
-            ]
+            deep = self._wants("ps", "shm", "diagnose")
+            observed = observe.observe_all(self.core, self.root, allowed=ENVIRON_ALLOWED, deep=deep)
         with self._cost("sockets"):
             sockets = SocketWatch(pids, self.root, ports=self._http_ports())
             sockets.sample(self._t())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -36,77 +36,122 @@ _SITE = re.compile(r"^(.*/(?:site|dist)-packages)/")
 
 
 def observe(base: Process, root: str = "/", *, allowed: Collection[str] = (), deep: bool = False) -> Process:
-    """`base` with all that /proc tells of it. Never raises: what cannot be had is a `Missing` in ``missing``.
+    """`observe_all` of one process."""
+    return observe_all([base], root, allowed=allowed, deep=deep)[0]
+
+
+def observe_all(
+    bases: Sequence[Process], root: str = "/", *, allowed: Collection[str] = (), deep: bool = False
+) -> list[Process]:
+    """Each of `bases` with all that /proc tells of it. Never raises: what cannot be had is a `Missing` in ``missing``.
 
     Args:
-        base: from `proc.scan`; its identity and samples are kept.
+        bases: from `proc.scan`; identity and samples are kept.
         root: where the tree with ``proc`` is.
         allowed: names of environment variables to record. Of a proxy variable only ``set`` is kept.
         deep: also sum up the memory maps (smaps_rollup), which walks the page tables of the target.
     """
-    holes = list(base.missing)
-    pid = base.pid
+    # First what never blocks.
+    looks = [_Look(base, root) for base in bases]
+    # Then the reads that wait for the target's mmap_lock, all in one child: a fork for each would cost more than the reads.
+    names = ("environ", "maps", "smaps_rollup") if deep else ("environ", "maps")
+    paths = [procfs.proc(root, base.pid, name) for base in bases for name in names]
+    answers = iter(deadline.each(procfs.read, paths, total_s=_PATIENCE_S, timeout_s=_PATIENCE_S))
+    seen = [look.finish({name: next(answers) for name in names}, allowed) for look in looks]
+    versions = _Versions(root)
+    return [msgspec.structs.replace(process, vllm_version=versions.of(process)) for process in seen]
 
-    def ask(what: str, read: Callable[[], T], **hint: str) -> T | Missing:
+
+class _Look:
+    """One process under observation: what was read so far, and what could not be."""
+
+    def __init__(self, base: Process, root: str) -> None:
+        pid = base.pid
+        self._base, self._holes = base, list(base.missing)
+        self._wchan = _or(self._ask("wchan", lambda: _wchan(pid, root)), "")
+        self._syscall = _or(
+            self._ask("system call", lambda: _first_word(procfs.text(procfs.proc(root, pid, "syscall")))), ""
+        )
+        self._kernel_stack = _or(
+            self._ask("kernel stack", lambda: _kernel_stack(pid, root), hint="run as root (CAP_SYS_ADMIN)"), ()
+        )
+        self._exe = self._ask("executable", lambda: os.readlink(procfs.proc(root, pid, "exe")))
+        self._namespaces = self._ask("namespaces", lambda: _namespaces(pid, root))
+        self._limits = self._ask("limits", lambda: _limits(procfs.text(procfs.proc(root, pid, "limits"))))
+        self._opened = descriptors(pid, root)
+        self._holes += self._opened.missing
+        self._last_ran = last_ran(pid, root)
+
+    def _ask(self, what: str, read: Callable[[], T], **hint: str) -> T | Missing:
         try:
             return read()
         except OSError as error:
-            hole = procfs.missing(f"{what} of pid {pid}", error, **hint)
-            holes.append(hole)
+            hole = procfs.missing(f"{what} of pid {self._base.pid}", error, **hint)
+            self._holes.append(hole)
             return hole
 
-    # First what never blocks.
-    wchan = _or(ask("wchan", lambda: _wchan(pid, root)), "")
-    syscall = _or(ask("system call", lambda: _first_word(procfs.text(procfs.proc(root, pid, "syscall")))), "")
-    kernel_stack = _or(ask("kernel stack", lambda: _kernel_stack(pid, root), hint="run as root (CAP_SYS_ADMIN)"), ())
-    exe = ask("executable", lambda: os.readlink(procfs.proc(root, pid, "exe")))
-    namespaces = ask("namespaces", lambda: _namespaces(pid, root))
-    limits = ask("limits", lambda: _limits(procfs.text(procfs.proc(root, pid, "limits"))))
-    opened = descriptors(pid, root)
-    holes += opened.missing
-
-    # Then the reads that wait for the target's mmap_lock: where one is late, the others would be too.
-    names = ("environ", "maps", "smaps_rollup") if deep else ("environ", "maps")
-    paths = [procfs.proc(root, pid, name) for name in names]
-    slow = dict(zip(names, deadline.each(procfs.read, paths, total_s=_PATIENCE_S, timeout_s=_PATIENCE_S), strict=True))
-    environ, complete = _or(ask("environment", lambda: _environ(_answer(slow["environ"]), allowed)), ({}, False))
-    libraries = _or(ask("memory map", lambda: _libraries(_answer(slow["maps"]))), ())
-    memory = ask("memory", lambda: _memory(_answer(slow["smaps_rollup"]))) if deep else None
-    seen = msgspec.structs.replace(
-        base,
-        wchan=wchan,
-        syscall=syscall,
-        kernel_stack=kernel_stack,
-        exe=exe,
-        namespaces=namespaces,
-        limits=limits,
-        n_fds=opened.n_fds,
-        shm_fds=opened.shm,
-        socket_inodes=opened.sockets,
-        device_files=opened.devices,
-        environ=environ,
-        environ_complete=complete,
-        libraries=libraries,
-        memory=memory,
-        last_ran_s=last_ran(pid, root),
-    )
-    return msgspec.structs.replace(seen, vllm_version=vllm_version(seen, root), missing=tuple(holes))
+    def finish(self, slow: dict[str, bytes | OSError], allowed: Collection[str]) -> Process:
+        """The process, with what the slow reads gave."""
+        environ, complete = _or(
+            self._ask("environment", lambda: _environ(_answer(slow["environ"]), allowed)), ({}, False)
+        )
+        libraries = _or(self._ask("memory map", lambda: _libraries(_answer(slow["maps"]))), ())
+        deep = "smaps_rollup" in slow
+        memory = self._ask("memory", lambda: _memory(_answer(slow["smaps_rollup"]))) if deep else None
+        return msgspec.structs.replace(
+            self._base,
+            wchan=self._wchan,
+            syscall=self._syscall,
+            kernel_stack=self._kernel_stack,
+            exe=self._exe,
+            namespaces=self._namespaces,
+            limits=self._limits,
+            n_fds=self._opened.n_fds,
+            shm_fds=self._opened.shm,
+            socket_inodes=self._opened.sockets,
+            device_files=self._opened.devices,
+            environ=environ,
+            environ_complete=complete,
+            libraries=libraries,
+            memory=memory,
+            last_ran_s=self._last_ran,
+            missing=tuple(self._holes),
+        )
 
 
 def vllm_version(process: Process, root: str = "/") -> str | None:
     """The vLLM release a process runs, from the dist-info in its own file system; None where that is not found."""
-    for directory in _site_packages(process):
-        # Through its own root: in a container our path of that name is another file.
-        place = os.path.join(procfs.proc(root, process.pid, "root"), directory.lstrip("/"))
-        try:
-            names = deadline.call(partial(_list, place)).decode("utf-8", "replace")
-        except OSError:
-            continue
-        found = {match["name"]: match["version"] for name in names.split("\0") if (match := _DIST_INFO.fullmatch(name))}
-        for distribution in footprint.DISTRIBUTIONS:
-            if distribution in found:
-                return found[distribution]
-    return None
+    return _Versions(root).of(process)
+
+
+class _Versions:
+    """Releases by the directory they were found in: the processes of a server share it."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._found: dict[tuple[object, str], str | None] = {}
+
+    def of(self, process: Process) -> str | None:
+        """The release one process runs."""
+        space = process.namespaces.mnt if isinstance(process.namespaces, Namespaces) else process.pid
+        for directory in _site_packages(process):
+            key = (space, directory)
+            if key not in self._found:
+                # Through its own root: in a container our path of that name is another file.
+                place = os.path.join(procfs.proc(self._root, process.pid, "root"), directory.lstrip("/"))
+                self._found[key] = _release_in(place)
+            if self._found[key] is not None:
+                return self._found[key]
+        return None
+
+
+def _release_in(place: str) -> str | None:
+    try:
+        names = deadline.call(partial(_list, place)).decode("utf-8", "replace")
+    except OSError:
+        return None
+    found = {match["name"]: match["version"] for name in names.split("\0") if (match := _DIST_INFO.fullmatch(name))}
+    return next((found[name] for name in footprint.DISTRIBUTIONS if name in found), None)
 
 
 def _list(directory: str) -> bytes:
