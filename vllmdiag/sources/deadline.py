@@ -7,6 +7,7 @@ can.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -132,12 +133,17 @@ def _receive(reader: int, size: int, pid: int, timeout_s: float) -> bytes:
 
 
 def _runnable(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", "rb") as stat:
-        return stat.read().rpartition(b")")[2].split()[0] == b"R"
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0] == b"R"
+    except OSError:
+        return False
 
 
 def _end(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + _REAP_S
-    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
-        time.sleep(0.0005)
+    # Where SIGCHLD is ignored (a choice that programs inherit) the kernel reaps it itself.
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _REAP_S
+        while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(0.0005)

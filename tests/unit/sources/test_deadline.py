@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 
 import psutil
@@ -61,3 +62,12 @@ def test_no_descriptor_is_left_open() -> None:
     before = os.listdir("/proc/self/fd")
     deadline.each(echo, ["a", "block", "die", "refuse"], timeout_s=0.1)
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_program_that_inherited_ignored_child_signals_reads_as_well() -> None:
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        answers = deadline.each(echo, ["a", "block", "b"], timeout_s=0.1)
+    finally:
+        signal.signal(signal.SIGCHLD, previous)
+    assert (answers[0], type(answers[1]), answers[2]) == (b"a", TimeoutError, b"b")
