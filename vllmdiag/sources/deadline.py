@@ -26,7 +26,12 @@ _REAP_S = 0.1  # a killed child in D dies when the kernel lets it; init reaps it
 
 
 def each(
-    function: Callable[[T], bytes], items: Sequence[T], *, timeout_s: float = 0.5, total_s: float = 2.0
+    function: Callable[[T], bytes],
+    items: Sequence[T],
+    *,
+    timeout_s: float = 0.5,
+    total_s: float = 2.0,
+    group: Callable[[T], object] | None = None,
 ) -> list[bytes | OSError]:
     """`function` of every item, in order; nothing is raised.
 
@@ -36,25 +41,27 @@ def each(
         timeout_s: seconds one call may sleep; then its child is killed and a new one goes on with the next item. A
             child that is runnable is not stuck but short of CPU, and is given ten times as long.
         total_s: seconds that late calls may take together; what is left after that is not tried.
+        group: what an item belongs to, such as its process: where one call is late, the others of its group are not
+            tried.
 
     Returns:
         For every item the bytes or the error: TimeoutError where the call was late or not tried, ChildProcessError
         where the child died.
     """
-    results: list[bytes | OSError] = []
+    results: dict[int, bytes | OSError] = {}
+    todo = list(range(len(items)))
     wasted_s = 0.0
-    while len(results) < len(items):
-        if wasted_s >= total_s:
-            results += [TimeoutError(errno.ETIMEDOUT, "not tried: earlier reads did not return")] * (
-                len(items) - len(results)
-            )
-            break
-        answers, error = _one_child(function, items[len(results) :], timeout_s)
-        results += answers
+    while todo and wasted_s < total_s:
+        answers, error = _one_child(function, [items[i] for i in todo], timeout_s)
+        results.update(zip(todo, answers, strict=False))
+        todo = todo[len(answers) :]
         if error is not None:
-            results.append(error)
             wasted_s += timeout_s
-    return results
+            stuck = todo[:1] if group is None else [i for i in todo if group(items[i]) == group(items[todo[0]])]
+            results.update(dict.fromkeys(stuck, error))
+            todo = [i for i in todo if i not in stuck]
+    not_tried = TimeoutError(errno.ETIMEDOUT, "not tried: earlier reads did not return")
+    return [results.get(i, not_tried) for i in range(len(items))]
 
 
 def call(function: Callable[[], bytes], *, timeout_s: float = 0.5) -> bytes:

@@ -12,7 +12,7 @@ from vllmdiag.model.process import ShmFd
 
 from . import procfs
 
-SHM_DIRECTORY = "/dev/shm/"  # noqa: S108  (this is not a temporary file of ours)
+SHM_DIRECTORY = "/dev/shm/"
 DELETED = " (deleted)"
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")

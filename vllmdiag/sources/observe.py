@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TypeVar
 
 import msgspec
@@ -19,8 +20,6 @@ from .fds import DELETED, descriptors
 from .proc import parse_fields
 
 T = TypeVar("T")
-
-_PATIENCE_S = 0.5
 
 _LIMIT_ROWS = {
     "nofile": "Max open files",
@@ -53,10 +52,11 @@ def observe_all(
     """
     # First what never blocks.
     looks = [_Look(base, root) for base in bases]
-    # Then the reads that wait for the target's mmap_lock, all in one child: a fork for each would cost more than the reads.
+    # Then the reads that wait for the target's mmap_lock, all in one child: a fork for each would cost more than the
+    # reads. What is late for one process says nothing about the next.
     names = ("environ", "maps", "smaps_rollup") if deep else ("environ", "maps")
-    paths = [procfs.proc(root, base.pid, name) for base in bases for name in names]
-    answers = iter(deadline.each(procfs.read, paths, total_s=_PATIENCE_S, timeout_s=_PATIENCE_S))
+    files = [(base.pid, name) for base in bases for name in names]
+    answers = iter(deadline.each(partial(_read, root), files, group=itemgetter(0)))
     seen = [look.finish({name: next(answers) for name in names}, allowed) for look in looks]
     versions = _Versions(root)
     return [msgspec.structs.replace(process, vllm_version=versions.of(process)) for process in seen]
@@ -156,6 +156,10 @@ def _release_in(place: str) -> str | None:
 
 def _list(directory: str) -> bytes:
     return os.fsencode("\0".join(os.listdir(directory)))
+
+
+def _read(root: str, file: tuple[int, str]) -> bytes:
+    return procfs.read(procfs.proc(root, *file))
 
 
 def _or(value: T | Missing, otherwise: T) -> T:

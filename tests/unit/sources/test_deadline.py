@@ -44,6 +44,14 @@ def test_late_calls_have_one_budget_and_what_is_left_is_not_tried() -> None:
     assert "not tried" in str(answers[2])
 
 
+def test_where_one_call_is_late_the_rest_of_its_group_is_not_tried_but_other_groups_are() -> None:
+    items = [("x", "a"), ("x", "block"), ("x", "block"), ("x", "b"), ("y", "c")]
+    answers = deadline.each(lambda item: echo(item[1]), items, timeout_s=0.2, total_s=0.3, group=lambda item: item[0])
+    assert answers[0] == b"a"
+    assert [type(answer) for answer in answers[1:4]] == [TimeoutError] * 3
+    assert answers[4] == b"c"
+
+
 def test_a_child_that_dies_costs_only_the_item_it_stood_at() -> None:
     answers = deadline.each(echo, ["a", "die", "b"])
     assert isinstance(answers[1], ChildProcessError)

@@ -15,7 +15,7 @@ from tests.unit.sources.recorded import never_answers, record
 from vllmdiag.model.base import Missing
 from vllmdiag.model.process import Limits, Memory, Namespaces, Process
 from vllmdiag.sources import proc
-from vllmdiag.sources.observe import observe, vllm_version
+from vllmdiag.sources.observe import observe, observe_all, vllm_version
 
 NAP = "import time; print('ready', flush=True); time.sleep(600)"
 TITLED = """
@@ -170,8 +170,10 @@ def test_a_memory_map_that_never_answers_costs_only_itself(tmp_path: Path) -> No
     never_answers(directory, "environ")
     never_answers(directory, "maps")
     (directory / "limits").write_text("Max open files            1024                 4096                 files\n")
-    (base,) = proc.scan(str(tmp_path))
-    seen = observe(base, str(tmp_path))
+    (record(tmp_path, 31) / "environ").write_bytes(b"A=1\0")
+    base, other = proc.scan(str(tmp_path))
+    seen, next_one = observe_all([base, other], str(tmp_path), allowed={"A"})
+    assert next_one.environ == {"A": "1"}
     assert seen.limits == Limits(nofile=1024)
     late = [hole.what for hole in seen.missing if hole.why.startswith("ETIMEDOUT")]
     assert late == ["environment of pid 30", "memory map of pid 30"]
