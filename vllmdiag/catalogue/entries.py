@@ -1,4 +1,4 @@
-"""Every cause a verdict can name: layer, severity, what it means, the evidence that sets it apart, the one next step."""
+"""Every cause a verdict can name: layer, severity, meaning, the evidence that sets it apart, the next step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What each process does now: running, waiting (on what), idle, stopped, dead or uninterruptible.
 
-Drawn from the state in /proc, the signatures of its stacks and the CPU of its main thread, each over the whole window: a state
-that does not hold in every sample is motion, not a state.
+Drawn from the state in /proc, the signatures of its stacks and the CPU of its main thread, each over the whole window:
+a state that does not hold in every sample is motion, not a state.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..model.base import Missing
-from ..model.process import Frame, Process, StackDump, ThreadSample, ThreadStack
-from ..vllm.instances import Member
-from ..vllm.signatures import state_of
+from vllmdiag.model.base import Missing
+from vllmdiag.model.process import Frame, Process, StackDump, ThreadSample, ThreadStack
+from vllmdiag.vllm.instances import Member
+from vllmdiag.vllm.signatures import state_of
 
 STOPPED, DEAD, UNINTERRUPTIBLE = "stopped", "dead", "uninterruptible"
 RUNNING, WAITING, IDLE, UNKNOWN = "running", "waiting", "idle", "unknown"

@@ -1,4 +1,4 @@
-"""What the rules look at: the scene with its rings, activities and motion worked out once; and how a finding is written."""
+"""What the rules look at: the scene, its rings, activities and motion worked out once; how a finding is written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..catalogue.entries import cause
-from ..model.diagnosis import Confidence, Finding, Link, NextStep, Severity, Subject
-from ..vllm.instances import Member
+from vllmdiag.catalogue.entries import cause
+from vllmdiag.model.diagnosis import Confidence, Finding, Link, NextStep, Severity, Subject
+from vllmdiag.vllm.instances import Member
+
 from .activity import DEAD, STOPPED, Activity, activity_of
 from .motion import Progress, progress_of, starting_motion
 from .rings import Ring, rings_of
@@ -94,7 +95,7 @@ class Case:
 
     # -- writing findings -------------------------------------------------------------------------------------------
 
-    def finding(
+    def finding(  # noqa: PLR0913  one keyword for each field of a Finding
         self,
         slug: str,
         subject: Subject | int,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..model.diagnosis import Finding, Link, Subject
-from ..model.sockets import Socket
+from vllmdiag.model.diagnosis import Finding, Link, Subject
+from vllmdiag.model.sockets import Socket
+
 from .case import Case
 
 _FULL_BYTES = 16 << 10
@@ -28,13 +29,15 @@ def _loop_blocked(case: Case) -> Iterator[Finding]:
         if case.halted(server.pid) or not act.seen or act.state == "idle" or not act.still:
             continue
         yield case.finding(
-            "api-loop-blocked", server.pid, f"the event loop of {server.label} (pid {server.pid}) is inside one call: {act.doing}",
+            "api-loop-blocked",
+            server.pid,
+            f"the event loop of {server.label} (pid {server.pid}) is inside one call: {act.doing}",
             evidence=[
                 f"/health: no answer in {probes[0].total_s or 0:.1f} s",
                 f"{act.doing} in every stack, {act.cpu:.2f} cores",
             ],
             chain=case.chain(server.pid),
-        )  # fmt: skip
+        )
 
 
 def stuck_connections(case: Case) -> tuple[Socket, ...]:
@@ -64,7 +67,8 @@ def _not_reading(case: Case) -> Iterator[Finding]:
         chain.insert(0, case.link(owner.pid, "has output to send"))
     others = f" and {len(stuck) - 1} more" if len(stuck) > 1 else ""
     yield case.finding(
-        "client-not-reading", who,
+        "client-not-reading",
+        who,
         f"{who.label}{others} does not read: {worst.samples[-1].send_q} B of answer lie in the send buffer",
         evidence=[
             f"{s.local} -> {s.remote} {s.state}: Send-Q {', '.join(str(x.send_q) for x in s.samples)} B over the window"
@@ -72,4 +76,4 @@ def _not_reading(case: Case) -> Iterator[Finding]:
             for s in stuck[:5]
         ],
         chain=chain,
-    )  # fmt: skip
+    )

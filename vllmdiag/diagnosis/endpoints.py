@@ -1,9 +1,10 @@
-"""Who binds which address and who is connected to it, by role. What an address is for follows from who is at its ends."""
+"""Who binds which address and who is connected to it, by role. Who is at its ends tells what an address is for."""
 
 from __future__ import annotations
 
-from ..model.sockets import Socket
-from ..model.view import ConnectionView, EndpointView, Party
+from vllmdiag.model.sockets import Socket
+from vllmdiag.model.view import ConnectionView, EndpointView, Party
+
 from .case import Case
 
 _HTTP_BACKLOG = 2048

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ..model.base import Missing
-from ..model.diagnosis import (
+from vllmdiag.model.base import Missing
+from vllmdiag.model.diagnosis import (
     LAYER_NAMES,
     Confidence,
     Cost,
@@ -19,7 +19,8 @@ from ..model.diagnosis import (
     Target,
     Verdict,
 )
-from ..model.snapshot import Snapshot
+from vllmdiag.model.snapshot import Snapshot
+
 from .activity import IDLE
 from .case import Case
 from .client_rules import client_findings
@@ -28,6 +29,7 @@ from .queue_rules import queue_findings
 from .scene import Scene, scene_of
 from .shm_rules import leak_line, leak_words, leaked, shm_findings
 from .startup_rules import startup_findings
+from .thread_rules import ring_findings
 
 _SEVERITY = {"critical": 0, "warning": 1, "info": 2}
 _CONFIDENCE = {"high": 0, "medium": 1, "low": 2}
@@ -61,6 +63,7 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
         *process_findings(case),
         *startup_findings(case),
         *queue_findings(case),
+        *ring_findings(case),
         *shm_findings(case),
         *client_findings(case),
     ]
@@ -73,7 +76,7 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
         window_s=snapshot.window_s,
         target=_target(scene),
         verdict=verdict,
-        layers=_layers(case, findings, verdict),
+        layers=_layers(case, findings),
         findings=tuple(findings),
         missing=missing,
         cost=Cost(
@@ -139,9 +142,15 @@ def _healthy(case: Case, findings: list[Finding]) -> Verdict:
         cause: str, summary: str, evidence: list[str], confidence: Confidence = "high", status: Status = "ok"
     ) -> Verdict:
         return Verdict(
-            status=status, cause=cause, layer=0, subject=whole, since_s=None, confidence=confidence, summary=summary,
+            status=status,
+            cause=cause,
+            layer=0,
+            subject=whole,
+            since_s=None,
+            confidence=confidence,
+            summary=summary,
             evidence=tuple(evidence),
-        )  # fmt: skip
+        )
 
     if case.starting:
         motion = case.starting_motion
@@ -191,7 +200,7 @@ def _healthy(case: Case, findings: list[Finding]) -> Verdict:
     return say("busy", "something computes; nothing waits long", others, "medium")
 
 
-def _layers(case: Case, findings: list[Finding], verdict: Verdict) -> tuple[LayerResult, ...]:
+def _layers(case: Case, findings: list[Finding]) -> tuple[LayerResult, ...]:
     snapshot = case.scene.snapshot
     results = []
     for layer in range(1, 6):
@@ -279,38 +288,64 @@ def _nobody(snapshot: Snapshot) -> Diagnosis:
     leaks = leaked(snapshot)
     host = Subject(role="Host", label="/dev/shm")
     if leaks:
-        from ..catalogue.entries import cause
-        from ..model.diagnosis import NextStep
+        from vllmdiag.catalogue.entries import cause
+        from vllmdiag.model.diagnosis import NextStep
 
         steps = tuple(NextStep(command=s.command, why=s.why, risk=s.risk) for s in cause("shm-full-of-leaks").next)
         verdict = Verdict(
-            status="warning", cause="shm-full-of-leaks", layer=3, subject=host, since_s=None, confidence="high",
-            summary=f"no vLLM is running; {leak_words(leaks)}", evidence=tuple(leak_line(s) for s in leaks[:10]), next=steps,
+            status="warning",
+            cause="shm-full-of-leaks",
+            layer=3,
+            subject=host,
+            since_s=None,
+            confidence="high",
+            summary=f"no vLLM is running; {leak_words(leaks)}",
+            evidence=tuple(leak_line(s) for s in leaks[:10]),
+            next=steps,
             chain=(Link(subject=host, doing="holds what dead servers left"),),
-        )  # fmt: skip
+        )
     else:
         verdict = Verdict(
-            status="unknown", cause="unknown", layer=0, subject=host, since_s=None, confidence="low",
+            status="unknown",
+            cause="unknown",
+            layer=0,
+            subject=host,
+            since_s=None,
+            confidence="low",
             summary="no vLLM process in this snapshot; what is left in /dev/shm cannot be attributed",
-        )  # fmt: skip
+        )
     findings = (
         (
             Finding(
-                cause=verdict.cause, layer=3, severity="warning", confidence="high", subject=host, summary=verdict.summary,
-                evidence=verdict.evidence, next=verdict.next, chain=verdict.chain,
+                cause=verdict.cause,
+                layer=3,
+                severity="warning",
+                confidence="high",
+                subject=host,
+                summary=verdict.summary,
+                evidence=verdict.evidence,
+                next=verdict.next,
+                chain=verdict.chain,
             ),
         )
         if leaks
         else ()
-    )  # fmt: skip
+    )
     layers = tuple(
         LayerResult(
-            layer=n, name=LAYER_NAMES[n], status="fault" if leaks and n == 3 else "unknown",
+            layer=n,
+            name=LAYER_NAMES[n],
+            status="fault" if leaks and n == 3 else "unknown",
             summary=verdict.summary if leaks and n == 3 else "no vLLM process",
         )
         for n in range(1, 6)
-    )  # fmt: skip
+    )
     return Diagnosis(
-        tool=snapshot.tool, observed_at=snapshot.observed_at, window_s=snapshot.window_s, verdict=verdict, layers=layers,
-        findings=findings, missing=missing_of(snapshot),
-    )  # fmt: skip
+        tool=snapshot.tool,
+        observed_at=snapshot.observed_at,
+        window_s=snapshot.window_s,
+        verdict=verdict,
+        layers=layers,
+        findings=findings,
+        missing=missing_of(snapshot),
+    )

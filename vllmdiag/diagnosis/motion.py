@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..model.http import MetricsScrape
-from ..model.process import ProcessSample
-from ..vllm.instances import Member
-from ..vllm.metrics import METRICS
+from vllmdiag.model.http import MetricsScrape
+from vllmdiag.model.process import ProcessSample
+from vllmdiag.vllm.instances import Member
+from vllmdiag.vllm.metrics import METRICS
+
 from .activity import IDLE, WAITING, Activity
 from .rings import BROADCAST, RESPONSE, Ring
 from .scene import Scene
@@ -28,6 +29,8 @@ class Progress:
     """Evidence of motion, in words; empty when nothing moved."""
     outstanding: tuple[str, ...]
     """Evidence of work that waits, in words; empty when none is known."""
+    gauges: tuple[str, ...]
+    """What /metrics says of unfinished requests. It repeats the last step: stale for an engine that is idle."""
     counters_known: bool
     """/metrics was read twice, so frozen counters are a fact."""
 
@@ -43,11 +46,16 @@ def progress_of(scene: Scene, engine: Member, rings: Sequence[Ring], acts: Mappi
     moved = [f"{_name(r, scene)} moved ({r.moved} changes)" for r in own if _ring_moved(r)]
     counters = _counters(scene, engine)
     moved += [f"{name} {first:g} -> {last:g}" for name, (first, last) in counters.items() if last != first]
-    outstanding = [*_waiting_rings(scene, own), *_backlog(scene, engine), *_gauges(scene, engine)]
+    outstanding = [*_waiting_rings(scene, own), *_backlog(scene, engine)]
+    gauges = _gauges(scene, engine)
     act = acts.get(engine.pid)
+    if act is not None and act.seen and act.kind != IDLE:
+        outstanding += gauges
     if act is not None and act.kind == WAITING and act.state in ("wait_response", "wait_readers"):
         outstanding.append(f"{engine.label}: {act.doing}")
-    return Progress(moved=tuple(moved), outstanding=tuple(outstanding), counters_known=bool(counters))
+    return Progress(
+        moved=tuple(moved), outstanding=tuple(outstanding), gauges=tuple(gauges), counters_known=bool(counters)
+    )
 
 
 def _ring_moved(ring: Ring) -> bool:
@@ -72,7 +80,7 @@ def _waiting_rings(scene: Scene, rings: Sequence[Ring]) -> list[str]:
     return found
 
 
-def engine_of_metrics(scene: Scene, engine: Member) -> str:
+def engine_of_metrics(engine: Member) -> str:
     """The `engine` label under which /metrics counts this engine."""
     return str(engine.ranks.get("dp", 0))
 
@@ -85,7 +93,7 @@ def _scrapes(scene: Scene) -> dict[int, list[MetricsScrape]]:
 
 
 def _counters(scene: Scene, engine: Member) -> dict[str, tuple[float, float]]:
-    label = engine_of_metrics(scene, engine)
+    label = engine_of_metrics(engine)
     found: dict[str, tuple[float, float]] = {}
     for scrapes in _scrapes(scene).values():
         if len(scrapes) < 2:
@@ -108,7 +116,7 @@ def _value(scrape: MetricsScrape, name: str, label: str) -> float | None:
 
 def gauge(scene: Scene, engine: Member, name: str) -> float | None:
     """The gauge at the end of the window; it repeats what the last finished step said and may be stale."""
-    label = engine_of_metrics(scene, engine)
+    label = engine_of_metrics(engine)
     for scrapes in _scrapes(scene).values():
         value = _value(scrapes[-1], name, label)
         if value is not None:
@@ -118,7 +126,7 @@ def gauge(scene: Scene, engine: Member, name: str) -> float | None:
 
 def _gauges(scene: Scene, engine: Member) -> list[str]:
     found = []
-    label = engine_of_metrics(scene, engine)
+    label = engine_of_metrics(engine)
     for scrapes in _scrapes(scene).values():
         for name, words in (("num_requests_running", "running"), ("num_requests_waiting", "waiting")):
             values = [_value(s, name, label) for s in scrapes]

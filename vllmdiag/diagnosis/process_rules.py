@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..model.diagnosis import Finding, Subject
-from ..model.process import Process
-from ..vllm.instances import Member
+from vllmdiag.model.diagnosis import Finding, Subject
+from vllmdiag.model.process import Process
+from vllmdiag.vllm.instances import Member
+
 from .activity import STOPPED, UNINTERRUPTIBLE
 from .case import Case
 from .rings import BROADCAST
@@ -69,21 +70,29 @@ def _deaths(case: Case) -> Iterator[Finding]:
     survivors = [m for m in case.scene.instance.members if m.role in _WORKING and not case.dead(m.pid)]
     if first.role in ("Worker", "RayWorker"):
         yield case.finding(
-            "worker-dead", first.pid, f"{first.label} (pid {first.pid}) is dead", evidence=evidence,
+            "worker-dead",
+            first.pid,
+            f"{first.label} (pid {first.pid}) is dead",
+            evidence=evidence,
             chain=case.chain(*path_to(case, first.pid)),
-        )  # fmt: skip
+        )
     elif first.role == "EngineCore":
         yield case.finding(
-            "engine-dead", first.pid, f"{first.label} (pid {first.pid}) is dead", evidence=evidence,
+            "engine-dead",
+            first.pid,
+            f"{first.label} (pid {first.pid}) is dead",
+            evidence=evidence,
             chain=case.chain(*path_to(case, first.pid)),
-        )  # fmt: skip
+        )
     elif any(m.role == "EngineCore" for m in survivors):
         engine = next(m for m in survivors if m.role == "EngineCore")
         yield case.finding(
-            "orphan-engine", engine.pid,
+            "orphan-engine",
+            engine.pid,
             f"{first.label} (pid {first.pid}) died; {engine.label} (pid {engine.pid}) lives on without it",
-            evidence=evidence, chain=(case.link(engine.pid),),
-        )  # fmt: skip
+            evidence=evidence,
+            chain=(case.link(engine.pid),),
+        )
     else:
         yield case.finding(
             "unknown", first.pid, f"{first.label} (pid {first.pid}) ended within the window", evidence=evidence, layer=1
@@ -108,11 +117,12 @@ def _orphans(case: Case) -> Iterator[Finding]:
         if scene.servers and not scene.engines and case.listening and not scene.workers and not _followers(case):
             server = scene.servers[0]
             yield case.finding(
-                "engine-dead", Subject(role="EngineCore", label="EngineCore"),
+                "engine-dead",
+                Subject(role="EngineCore", label="EngineCore"),
                 f"{server.label} (pid {server.pid}) listens, but there is no EngineCore behind it",
                 evidence=["the server listens for HTTP", "it has no EngineCore among its children"],
                 chain=case.chain(server.pid),
-            )  # fmt: skip
+            )
         return
     engines = [e for e in scene.engines if not case.dead(e.pid)]
     workers = [w for w in scene.workers if not case.dead(w.pid)]
@@ -131,16 +141,23 @@ def _orphans(case: Case) -> Iterator[Finding]:
         engine = engines[0]
         also = f" (and {len(engines) - 1} more)" if len(engines) > 1 else ""
         yield case.finding(
-            "orphan-engine", engine.pid,
-            f"{engine.label} (pid {engine.pid}){also} has no API server above it; it and {len(workers)} workers serve nobody",
-            evidence=evidence, chain=tuple(case.link(m.pid) for m in left),
-        )  # fmt: skip
+            "orphan-engine",
+            engine.pid,
+            f"{engine.label} (pid {engine.pid}){also} has no API server above it;"
+            f" it and {len(workers)} workers serve nobody",
+            evidence=evidence,
+            chain=tuple(case.link(m.pid) for m in left),
+        )
     else:
         yield case.finding(
-            "engine-dead", Subject(role="EngineCore", label="EngineCore"),
-            f"the EngineCore is gone; {len(workers)} of its workers live on: " + ", ".join(f"{w.label} (pid {w.pid})" for w in workers),
-            evidence=evidence, chain=(*(case.link(w.pid) for w in workers),), pid=str(workers[0].pid),
-        )  # fmt: skip
+            "engine-dead",
+            Subject(role="EngineCore", label="EngineCore"),
+            f"the EngineCore is gone; {len(workers)} of its workers live on: "
+            + ", ".join(f"{w.label} (pid {w.pid})" for w in workers),
+            evidence=evidence,
+            chain=(*(case.link(w.pid) for w in workers),),
+            pid=str(workers[0].pid),
+        )
 
 
 def _followers(case: Case) -> bool:

@@ -6,14 +6,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..model.base import Missing
-from ..model.diagnosis import Subject
-from ..model.process import Process
-from ..model.shm import Segment
-from ..model.snapshot import Snapshot
-from ..model.sockets import Socket
-from ..vllm.instances import Instance, Member, find_instances
-from ..vllm.serve_options import ServeOptions
+from vllmdiag.model.base import Missing
+from vllmdiag.model.diagnosis import Subject
+from vllmdiag.model.process import Process
+from vllmdiag.model.shm import Segment
+from vllmdiag.model.snapshot import Snapshot
+from vllmdiag.model.sockets import Socket
+from vllmdiag.vllm.instances import Instance, Member, find_instances
+from vllmdiag.vllm.serve_options import ServeOptions
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +141,7 @@ class Scene:
 
     @cached_property
     def http_ports(self) -> tuple[int, ...]:
-        """TCP ports on which a server (or the launcher that shares its socket with it) answers or should answer HTTP."""
+        """TCP ports on which a server (or the launcher that shares its socket) answers or should answer HTTP."""
         ports = []
         if self.options is not None and not self.options.headless and self.instance.of("APIServer", "Launcher"):
             ports.append(self.options.port)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..model.diagnosis import Finding, Subject
-from ..model.shm import Segment, ShmMount
-from ..model.snapshot import Snapshot
-from ..vllm.layouts import broadcast_ring_bytes, classify_file
+from vllmdiag.model.diagnosis import Finding, Subject
+from vllmdiag.model.shm import Segment, ShmMount
+from vllmdiag.model.snapshot import Snapshot
+from vllmdiag.vllm.layouts import broadcast_ring_bytes, classify_file
+
 from .case import Case
 
 _ALMOST_NOTHING = 1 << 20
@@ -34,18 +35,24 @@ def _room(case: Case, mount: ShmMount) -> Iterator[Finding]:
     sparse = sum(max(0, s.size - (s.resident or 0)) for s in held)
     if makes_rings and mount.size < needs:
         yield case.finding(
-            "shm-too-small", who.pid,
-            f"/dev/shm of {who.label} (pid {who.pid}) has {_mib(mount.size)}; its broadcast ring alone needs {_mib(needs)}",
+            "shm-too-small",
+            who.pid,
+            f"/dev/shm of {who.label} (pid {who.pid}) has {_mib(mount.size)};"
+            f" its broadcast ring alone needs {_mib(needs)}",
             evidence=[f"statvfs in the mount namespace of {who.pid}: {_mib(mount.size)}, {_mib(mount.free)} free"],
             chain=case.chain(who.pid),
-        )  # fmt: skip
+        )
     elif mount.free < _ALMOST_NOTHING and sparse > mount.free:
         yield case.finding(
-            "shm-exhausted", who.pid,
+            "shm-exhausted",
+            who.pid,
             f"/dev/shm of {who.label} (pid {who.pid}) is full: {_mib(mount.free)} free of {_mib(mount.size)}",
-            evidence=[f"its {len(held)} segments have {_mib(sparse)} that are not backed yet: the next page that is touched kills the writer (SIGBUS)"],
+            evidence=[
+                f"its {len(held)} segments have {_mib(sparse)} that are not backed yet:"
+                " the next page that is touched kills the writer (SIGBUS)"
+            ],
             chain=case.chain(who.pid),
-        )  # fmt: skip
+        )
 
 
 def _will_have_workers(case: Case) -> bool:
@@ -74,9 +81,12 @@ def _leaks(case: Case) -> Iterator[Finding]:
         sizes = [m.size for m in case.scene.snapshot.shm_mounts] or [0]
         heavy = used > _LEAK_SHARE * max(sizes) > 0
         yield case.finding(
-            "shm-full-of-leaks", Subject(role="Host", label="/dev/shm"), leak_words(leaks),
-            evidence=[leak_line(s) for s in leaks[:5]], severity="critical" if heavy else "info",
-        )  # fmt: skip
+            "shm-full-of-leaks",
+            Subject(role="Host", label="/dev/shm"),
+            leak_words(leaks),
+            evidence=[leak_line(s) for s in leaks[:5]],
+            severity="critical" if heavy else "info",
+        )
 
 
 def leak_words(leaks: tuple[Segment, ...]) -> str:
@@ -90,7 +100,8 @@ def leak_words(leaks: tuple[Segment, ...]) -> str:
 def leak_line(segment: Segment) -> str:
     """One line about one of them."""
     age = f", {segment.mtime_age_s / 60:.0f} min old" if segment.mtime_age_s is not None else ""
-    return f"{segment.name}: {_mib(segment.size)}, {_mib(segment.resident or 0)} resident, no descriptor and no map anywhere{age}"
+    size = f"{_mib(segment.size)}, {_mib(segment.resident or 0)} resident"
+    return f"{segment.name}: {size}, no descriptor and no map anywhere{age}"
 
 
 def _mib(n: int) -> str:

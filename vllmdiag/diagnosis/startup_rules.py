@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..model.diagnosis import Finding, Subject
-from ..vllm.instances import Member
+from vllmdiag.model.diagnosis import Finding, Subject
+from vllmdiag.vllm.instances import Member
+
 from .case import Case
 
 _PATIENCE_S = 30.0
-"""A start-up younger than this is not called stuck, whatever moves or not: a machine may just be slow to schedule it."""
+"""A start-up younger than this is not called stuck: a machine may just be slow to schedule it."""
 
 
 def startup_findings(case: Case) -> Iterator[Finding]:
@@ -33,19 +34,26 @@ def _incomplete(case: Case) -> Iterator[Finding]:
     youngest = min((p.age_s for p in case.scene.processes.values() if p.age_s is not None), default=None)
     if youngest is not None and youngest < _PATIENCE_S:
         return
-    deepest = _deepest(case, waiting) or waiting[0]
+    deepest = _deepest(waiting) or waiting[0]
     absent = _absent(case)
     who = absent or case.scene.subject(deepest.pid)
     words = [f"{m.label} (pid {m.pid}): {case.acts[m.pid].doing}" for m in waiting]
     yield case.finding(
-        "handshake-incomplete", who,
-        (f"start-up waits for {who.label}, which has not come" if absent else f"start-up stands: {deepest.label} (pid {deepest.pid}) {case.acts[deepest.pid].doing}"),
+        "handshake-incomplete",
+        who,
+        (
+            f"start-up waits for {who.label}, which has not come"
+            if absent
+            else f"start-up stands: {deepest.label} (pid {deepest.pid}) {case.acts[deepest.pid].doing}"
+        ),
         evidence=[*words, f"no CPU, no reads and no change of stacks in {case.window_s:.1f} s"],
-        chain=case.chain(deepest.pid), confidence="medium", since_s=youngest,
-    )  # fmt: skip
+        chain=case.chain(deepest.pid),
+        confidence="medium",
+        since_s=youngest,
+    )
 
 
-def _deepest(case: Case, waiting: list[Member]) -> Member | None:
+def _deepest(waiting: list[Member]) -> Member | None:
     order = {"Worker": 0, "RayWorker": 0, "EngineCore": 1, "Child": 2, "DPCoordinator": 4}
     known = [m for m in waiting if m.role in ("Worker", "EngineCore", "APIServer", "Launcher", "Driver", "Child")]
     return min(known, key=lambda m: order.get(m.role, 3)) if known else None
@@ -82,12 +90,16 @@ def _disconnected(case: Case) -> Iterator[Finding]:
         known = [f for f in fronts if scene.sockets_known(f.pid)]
         if known and len(known) == len(fronts) and not any((f.pid, engine.pid) in scene.connected for f in known):
             yield case.finding(
-                "endpoint-gone", engine.pid,
+                "endpoint-gone",
+                engine.pid,
                 f"{engine.label} (pid {engine.pid}) has no connection to any of its servers",
-                evidence=[f"no established socket between {engine.pid} and {', '.join(str(f.pid) for f in known)}",
-                          *(f"path is gone: {p}" for p in scene.snapshot.ipc_paths_missing[:3])],
-                chain=case.chain(known[0].pid, engine.pid), confidence="medium",
-            )  # fmt: skip
+                evidence=[
+                    f"no established socket between {engine.pid} and {', '.join(str(f.pid) for f in known)}",
+                    *(f"path is gone: {p}" for p in scene.snapshot.ipc_paths_missing[:3]),
+                ],
+                chain=case.chain(known[0].pid, engine.pid),
+                confidence="medium",
+            )
 
 
 def _paths_removed(case: Case) -> Iterator[Finding]:
@@ -98,7 +110,9 @@ def _paths_removed(case: Case) -> Iterator[Finding]:
     unconnected = [p for p in paths if p in case.scene.ipc_peers and not case.scene.ipc_peers[p][1]]
     subject = case.scene.subject(min(owners)) if owners else Subject(role="Host", label="host")
     yield case.finding(
-        "ipc-path-removed", subject,
-        f"{len(paths)} socket files were removed; " + ("connections that exist go on" if not unconnected else f"{len(unconnected)} of them have nobody connected"),
+        "ipc-path-removed",
+        subject,
+        f"{len(paths)} socket files were removed; "
+        + ("connections that exist go on" if not unconnected else f"{len(unconnected)} of them have nobody connected"),
         evidence=list(paths[:3]),
-    )  # fmt: skip
+    )

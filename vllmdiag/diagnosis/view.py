@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..model.base import known
-from ..model.http import MetricsScrape
-from ..model.ring import SlotState
-from ..model.shm import Segment
-from ..model.snapshot import Snapshot
-from ..model.view import (
+from vllmdiag.model.base import known
+from vllmdiag.model.http import MetricsScrape
+from vllmdiag.model.ring import SlotState
+from vllmdiag.model.shm import Segment
+from vllmdiag.model.snapshot import Snapshot
+from vllmdiag.model.view import (
     ClientView,
     CounterView,
     HttpConnectionView,
@@ -23,9 +23,10 @@ from ..model.view import (
     SegmentView,
     StackView,
 )
-from ..vllm.instances import Member
-from ..vllm.layouts import classify_file
-from ..vllm.signatures import state_of
+from vllmdiag.vllm.instances import Member
+from vllmdiag.vllm.layouts import classify_file
+from vllmdiag.vllm.signatures import state_of
+
 from .activity import DEAD, STOPPED, UNINTERRUPTIBLE, same_stack
 from .case import Case
 from .client_rules import stuck_connections

@@ -6,10 +6,11 @@ from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..vllm.instances import Member
+from vllmdiag.vllm.instances import Member
+
 from .activity import IDLE, WAITING
 from .case import Case
-from .rings import BROADCAST, RESPONSE
+from .rings import BROADCAST, RESPONSE, Ring
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,28 @@ def _on_engine(case: Case, engine: Member) -> list[Wait]:
             found.append(Wait(front.pid, engine.pid, 2, "waits for the engine to be ready"))
         elif progress.outstanding:
             found.append(Wait(front.pid, engine.pid, 2, progress.outstanding[0]))
-    for worker in case.scene.instance.workers_of(engine.pid):
-        if case.acts[worker.pid].state == "idle":
-            found.append(Wait(worker.pid, engine.pid, 3, "idle in dequeue: nothing published"))
+    found += [
+        Wait(worker.pid, engine.pid, 3, "idle in dequeue: nothing published")
+        for worker in case.scene.instance.workers_of(engine.pid)
+        if case.acts[worker.pid].state == "idle"
+    ]
     return found
 
 
 def _on_workers(case: Case, engine: Member) -> list[Wait]:
     act = case.acts[engine.pid]
     workers = case.scene.instance.workers_of(engine.pid)
-    found = []
-    for worker, slots in laggards(case, engine):
-        found.append(Wait(engine.pid, worker.pid, 3, f"{len(slots)} slots of the broadcast ring unread by it"))
+    found = [
+        Wait(engine.pid, worker.pid, 3, f"{len(slots)} slots of the broadcast ring unread by it")
+        for worker, slots in laggards(case, engine)
+    ]
     if act.state in ("wait_response", "wait_start") or not act.seen:
         layer = 2 if act.state == "wait_start" else 3
-        for worker in workers:
-            if case.acts[worker.pid].kind != IDLE:
-                found.append(Wait(engine.pid, worker.pid, layer, "its reply has not come"))
+        found += [
+            Wait(engine.pid, worker.pid, layer, "its reply has not come")
+            for worker in workers
+            if case.acts[worker.pid].kind != IDLE
+        ]
     return found
 
 
@@ -69,8 +75,8 @@ def _in_collectives(case: Case, engine: Member) -> list[Wait]:
     for waiter in workers:
         if case.acts[waiter.pid].state != "collective":
             continue
-        for other in absent_from(case, waiter, workers):
-            found.append(Wait(waiter.pid, other.pid, 4, f"in {case.acts[waiter.pid].doing}; it has not entered"))
+        words = f"in {case.acts[waiter.pid].doing}; it has not entered"
+        found += [Wait(waiter.pid, other.pid, 4, words) for other in absent_from(case, waiter, workers)]
     return found
 
 
@@ -92,6 +98,11 @@ def laggards(case: Case, engine: Member) -> list[tuple[Member, tuple[int, ...]]]
             if pid is not None and pid in case.scene.members:
                 found.append((case.scene.members[pid], slots))
     return found
+
+
+def broadcast_ring(case: Case, engine: Member) -> Ring | None:
+    """The ring that the engine writes its calls to."""
+    return next((r for r in case.rings if r.queue == BROADCAST and r.writer == engine.pid), None)
 
 
 def unread_replies(case: Case, engine: Member) -> list[tuple[Member | None, tuple[int, ...]]]:

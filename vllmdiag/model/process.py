@@ -181,7 +181,7 @@ class Process(Fact, frozen=True, kw_only=True):
     vllm_version: str | None = None
     """From the dist-info beside the libraries it has mapped; None where that could not be found."""
     last_ran_s: float | None = None
-    """Seconds before the end of the window at which its main thread last ran (from /proc/PID/sched); None if unknown."""
+    """Seconds from when its main thread last ran to the end of the window (/proc/PID/sched); None if unknown."""
     n_fds: int | None = None
     shm_fds: tuple[ShmFd, ...] | Missing = ()
     socket_inodes: tuple[int, ...] | Missing = ()

@@ -23,7 +23,7 @@ class TailState(Fact, frozen=True, kw_only=True):
 
 
 class SlotHeads(Fact, frozen=True, kw_only=True):
-    """The first 7 bytes of each slot under one assumed geometry: overflow mark, buffer count, first length. No payload."""
+    """The first 7 bytes of each slot under one assumed geometry: overflow mark, buffer count, length. No payload."""
 
     chunk_bytes: int
     chunks: int

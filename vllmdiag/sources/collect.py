@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import Iterator
 
 import msgspec
 
@@ -67,7 +66,7 @@ def collect(
     """
     progress("looking for vLLM")
     processes, instances = target.running(root)
-    instance = target.choose(instances, processes, pid, port, root)
+    instance = target.choose(instances, processes, pid, port)
     if instance is None:
         return _without_instance(processes, root)
     others = {p for i in instances if i is not instance for p in i.pids}
@@ -224,13 +223,14 @@ class _Window:
             return None
         server = next(p for p in observed if p.pid in servers)
         tls = any(a.startswith(("--ssl-keyfile", "--ssl-certfile")) for a in _words(server))
-        where = Endpoint(port=options.port, host=options.host or "", uds=options.uds or "", pid=server.pid, tls=tls)
-        if options.uds or isinstance(server.socket_inodes, Missing):
-            return where
-        listening = [
-            s for s in sockets.result()[0] if s.state == "LISTEN" and s.family != "unix" and servers & set(s.pids)
-        ]
-        return where if any(s.port == options.port for s in listening) else None
+        if options.uds:
+            return Endpoint(port=options.port, uds=options.uds, pid=server.pid, tls=tls)
+        if isinstance(server.socket_inodes, Missing):
+            return Endpoint(port=options.port, pid=server.pid, tls=tls)
+        bound = [s for s in sockets.result()[0] if s.state == "LISTEN" and s.family != "unix" and servers & set(s.pids)]
+        # --host may be a name, and DNS knows no deadline: the address is the one the socket is bound to.
+        hosts = [s.local.rpartition(":")[0].strip("[]") for s in bound if s.port == options.port]
+        return Endpoint(port=options.port, host=hosts[0].replace("*", ""), pid=server.pid, tls=tls) if hosts else None
 
     def _ask_http(self, endpoint: Endpoint) -> None:
         start = time.monotonic()
@@ -268,7 +268,7 @@ class _Window:
             viewer=looker,
             node=viewer.node(self.root),
             target_pids=mine,
-            processes=tuple([*finished, *born, *(self._looked_twice(p) for p in self.aside), *self.context]),
+            processes=(*finished, *born, *(self._looked_twice(p) for p in self.aside), *self.context),
             segments=tuple(self._with_heads(s) for s in segments),
             shm_mounts=tuple(shm.mounts(observed, self.root)),
             sockets=sockets,
@@ -295,7 +295,7 @@ class _Window:
             cgroup=cgroups.cgroup_of(process.pid, self.root) if self.samples[process.pid][-1].state else None,
             last_ran_s=observe.last_ran(process.pid, self.root),
             missing=(*process.missing, *sorted(holes))
-            if len(holes) and all(isinstance(d.threads, Missing) for d in dumps)
+            if holes and all(isinstance(d.threads, Missing) for d in dumps)
             else process.missing,
         )
 

@@ -17,7 +17,7 @@ def running(root: str = "/") -> tuple[list[Process], tuple[Instance, ...]]:
 
 
 def choose(
-    instances: tuple[Instance, ...], processes: list[Process], target: int | None, port: int | None, root: str = "/"
+    instances: tuple[Instance, ...], processes: list[Process], target: int | None, port: int | None
 ) -> Instance | None:
     """The instance that the user means; None where there is none at all and none was asked for.
 

@@ -2,8 +2,8 @@
 
 Titles come second. vLLM before 0.10 sets none, a process has none for the first 10 to 20 s of its life, the prefix is
 configurable, the API server keeps its own command line, and workers of a dense DP model carry the same titles in every
-engine. So the tree (parents) says who belongs together, position in the tree says what an untitled process is, and the order
-of start says its rank (the executor starts workers in rank order: vllm/v1/executor/multiproc_executor.py).
+engine. So the tree (parents) says who belongs together, position in the tree says what an untitled process is, and the
+order of start says its rank (the executor starts workers in rank order: vllm/v1/executor/multiproc_executor.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ..model.base import Fact, Missing
-from ..model.process import Process
+from vllmdiag.model.base import Fact, Missing
+from vllmdiag.model.process import Process
+
 from .serve_options import ServeOptions
 from .titles import Identity, identify
 
@@ -28,7 +29,7 @@ class Member(Fact, frozen=True, kw_only=True):
 
     pid: int
     role: str
-    """APIServer, Launcher (parent of several servers, or of a headless node), Driver (a script that uses the LLM class),
+    """APIServer, Launcher (parent of several servers, or of a headless node), Driver (a script with the LLM class),
     EngineCore, Worker, DPCoordinator, ResourceTracker, RayWorker, Child (untitled, part not known yet), Helper."""
     label: str
     ranks: dict[str, int] = msgspec.field(default_factory=dict)
@@ -355,9 +356,8 @@ def _merge(group: list[Instance]) -> Instance:
         for member in tree.members:
             lone = member.role == "Worker" and member.engine_pid is None
             spans_nodes = head.options is not None and head.options.nnodes > 1
-            if lone and spans_nodes and len(engines) == 1:
-                member = msgspec.structs.replace(member, engine_pid=engines[0])
-            members.append(member)
+            theirs = engines[0] if lone and spans_nodes and len(engines) == 1 else member.engine_pid
+            members.append(msgspec.structs.replace(member, engine_pid=theirs))
     return Instance(
         members=tuple(members),
         roots=tuple(root for tree in group for root in tree.roots),
@@ -375,9 +375,10 @@ def _label(instance: Instance) -> Instance:
     engine_dp = {m.pid: m.ranks["dp"] for m in instance.of("EngineCore") if "dp" in m.ranks}
     members = []
     for member in instance.members:
-        if member.engine_pid in engine_label and counts[member.label] > 1 and "dp" not in member.ranks:
-            member = msgspec.structs.replace(member, label=f"{engine_label[member.engine_pid]}/{member.label}")
-        if member.engine_pid in engine_dp and "dp" not in member.ranks:
-            member = msgspec.structs.replace(member, ranks={"dp": engine_dp[member.engine_pid], **member.ranks})
-        members.append(member)
+        label, ranks = member.label, member.ranks
+        if member.engine_pid in engine_label and counts[label] > 1 and "dp" not in ranks:
+            label = f"{engine_label[member.engine_pid]}/{label}"
+        if member.engine_pid in engine_dp:
+            ranks = {"dp": engine_dp[member.engine_pid]} | ranks
+        members.append(msgspec.structs.replace(member, label=label, ranks=ranks))
     return msgspec.structs.replace(instance, members=tuple(members))

@@ -35,9 +35,10 @@ def test_every_reading_of_an_ambiguous_size_is_given() -> None:
 
 def test_the_version_narrows_the_reading() -> None:
     assert shapes(104857620, "0.8.5") == [("response", 10, 10, 1), ("broadcast", 10, 10, 1)]
+    assert shapes(104857620, "0.11.0")[0] == ("response", 10, 10, 1)
     assert shapes(104857630, "0.8.5") == [("broadcast", 10, 10, 2)]
     assert shapes(104857620, "0.12.0") == [("broadcast", 10, 10, 1)]
-    assert shapes(251658260, "0.10.2") == [("broadcast", 10, 24, 1)]
+    assert shapes(251658260, "0.11.0") == [("broadcast", 10, 24, 1)]
     assert shapes(25165836, "0.10.2") == [("group", 6, 4, 1)]
 
 

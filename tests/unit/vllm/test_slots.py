@@ -13,14 +13,14 @@ from vllmdiag.vllm.versions import in_range
 
 
 def new_frame(message: object, buffers: tuple[bytes, ...] = ()) -> bytes:
-    """As vLLM 0.11 and later write a slot."""
+    """As vLLM 0.11.1 and later write a slot."""
     parts = [pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL), *buffers]
     head = b"\x00" + len(parts).to_bytes(2, "big")
     return head + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def old_frame(message: object) -> bytes:
-    """As vLLM up to 0.10 writes a slot."""
+    """As vLLM up to 0.11.0 writes a slot."""
     return b"\x00" + pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
 
@@ -131,5 +131,5 @@ def test_arbitrary_pickles_never_crash(rest: bytes, head: bytes) -> None:
 
 
 def test_each_version_has_one_framing() -> None:
-    for version, pickle_at in [("0.8.5", 1), ("0.10.2", 1), ("0.11.0", 7), ("0.32.0", 7)]:
+    for version, pickle_at in [("0.8.5", 1), ("0.10.2", 1), ("0.11.0", 1), ("0.11.1", 7), ("0.32.0", 7)]:
         assert [f.pickle_at for f in framings() if in_range(version, f.since, f.until)] == [pickle_at]
