@@ -1,8 +1,8 @@
 """Who a process is, from its command line or title (or, where that is gone, its comm). Pure: strings in, identity out.
 
-vLLM titles its processes ``PREFIX::Name[_RANKS]`` since 0.10 (setproctitle); a lone API server keeps its plain command
-line, and so does everything before its title is set, so the argv is read as well. A command that only mentions vLLM
-(a shell, grep, py-spy) is nobody.
+vLLM titles its processes ``PREFIX::Name[_RANKS]`` since 0.10.1 (setproctitle); a lone API server keeps its plain
+command line, and so does everything before its title is set, so the argv is read as well. A command that only mentions
+vLLM (a shell, grep, py-spy) is nobody.
 """
 
 from __future__ import annotations
