@@ -1,9 +1,9 @@
 """Which queue each ring is, who writes and who reads it, and what its flags did over the window.
 
-Size alone is ambiguous (25165836 bytes is 6 x 4 MiB with one reader or 1 x 24 MiB with eleven), so the part a ring plays
-comes from its holders first (EngineCore and all its workers: broadcast; EngineCore and one worker: response; workers
-only: group), and the geometry is the one of the known layouts that fits both. The sockets confirm the writer: it binds an
-ipc path whose set of connected processes equals the other holders.
+Size alone is ambiguous (25165836 bytes is 6 x 4 MiB with one reader or 1 x 24 MiB with eleven), so the part a ring
+plays comes from its holders first (EngineCore and all its workers: broadcast; EngineCore and one worker: response;
+workers only: group), and the geometry is the one of the known layouts that fits both. The sockets confirm the writer: it
+binds an ipc path whose set of connected processes equals the other holders.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ def _part(
         return BROADCAST, broadcast or layouts[0], how
     if n_local > 1 or broadcast is None:
         return RESPONSE, response, "size and holders"
-    # One worker, and both queues may have this size. The usual table decides, unless both rings of the pair are alike: then
-    # the broadcast ring is the older one (EngineCore makes it before the worker exists; inode numbers of a tmpfs grow).
+    # One worker, and both queues may have this size. The usual table decides, unless both rings of the pair are alike:
+    # then the broadcast ring is the older one (made before the worker exists; inode numbers of a tmpfs grow).
     alike = [s for s in scene.segments if s.size == segment.size and scene.holders(s) == scene.holders(segment)]
     if len(alike) > 1:
         oldest = min(alike, key=lambda s: s.ino)

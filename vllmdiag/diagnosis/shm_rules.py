@@ -48,8 +48,7 @@ def _room(case: Case, mount: ShmMount) -> Iterator[Finding]:
             who.pid,
             f"/dev/shm of {who.label} (pid {who.pid}) is full: {_mib(mount.free)} free of {_mib(mount.size)}",
             evidence=[
-                f"its {len(held)} segments have {_mib(sparse)} that are not backed yet:"
-                " the next page that is touched kills the writer (SIGBUS)"
+                f"its {len(held)} segments have {_mib(sparse)} not backed yet: the next page touched kills the writer (SIGBUS)"
             ],
             chain=case.chain(who.pid),
         )

@@ -23,9 +23,7 @@ def startup_findings(case: Case) -> Iterator[Finding]:
 
 
 def _incomplete(case: Case) -> Iterator[Finding]:
-    if case.starting_motion or any(
-        case.halted(m.pid) for m in case.scene.instance.members if m.role not in ("Helper",)
-    ):
+    if case.starting_motion or any(case.halted(m.pid) for m in case.scene.instance.members if m.role != "Helper"):
         return
     seen = [m for m in case.scene.instance.members if case.acts[m.pid].seen]
     if not seen:

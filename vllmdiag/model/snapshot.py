@@ -19,7 +19,7 @@ class Viewer(Fact, frozen=True, kw_only=True):
     pid: int
     uid: int
     access: str
-    """``full`` (may read every process), ``same-uid`` (own ones only), ``observer`` (neither attach nor descriptors)."""
+    """``full`` (may read every process), ``same-uid`` (own ones only), ``observer`` (cannot attach)."""
     capabilities: tuple[str, ...] = ()
     yama_scope: int | None = None
     hidepid: int = 0

@@ -10,6 +10,8 @@ from .page import Page, Role, Span, Style, Text
 from .parts import could_not_observe, headline
 from .words import duration, plural, size, whom
 
+_SMALL = 1 << 20
+"""Segments smaller than this are folded where they are alike."""
 _TIGHT = 0.9
 """A mount fuller than this is marked."""
 
@@ -86,12 +88,25 @@ def _mounts(page: Page, mounts: Sequence[MountView]) -> None:
 
 def _segments(page: Page, segments: Sequence[SegmentView]) -> None:
     rows: list[tuple[Text, ...]] = []
-    for segment in segments:
-        holders = whom(segment.holders) if segment.holders else "not known"
-        outside = f", outside: {whom(segment.outsiders)}" if segment.outsiders else ""
-        name = f"{segment.name} (deleted)" if segment.deleted else segment.name
-        rows.append((segment.kind, name, size(segment.size), size(segment.resident), holders + outside, segment.why))
+    for group in _groups(segments, page.style):
+        first = group[0]
+        holders = whom(first.holders) if first.holders else "not known"
+        outside = f", outside: {whom(first.outsiders)}" if first.outsiders else ""
+        name = f"{first.name} (deleted)" if first.deleted else first.name
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        total, resident = sum(s.size for s in group), sum(s.resident or 0 for s in group)
+        rows.append((first.kind, name + more, size(total), size(resident), holders + outside, first.why))
     page.table(rows, header=("kind", "segment", "size", "resident", "held by", "note"), indent=2, right={2, 3})
+
+
+def _groups(segments: Sequence[SegmentView], style: Style) -> list[list[SegmentView]]:
+    """Small segments of one kind, one fate and the same holders together: a server has dozens of semaphores."""
+    groups: dict[object, list[SegmentView]] = {}
+    for segment in segments:
+        small = segment.size < _SMALL and not style.verbose
+        alike = (segment.kind, segment.deleted, segment.holders, segment.outsiders, segment.why)
+        groups.setdefault(alike if small else segment.name, []).append(segment)
+    return list(groups.values())
 
 
 def _memory(page: Page, members: Sequence[MemberView]) -> None:

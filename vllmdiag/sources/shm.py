@@ -71,7 +71,8 @@ def all_holders(keys: Collection[Key], root: str = "/", *, ask_maps_of: Collecti
     fds: dict[Key, dict[int, list[int]]] = {key: {} for key in wanted}
     for pid in pids:
         held, readable = _held_fds(pid, root)
-        complete = complete and readable
+        # PID 1 may have more capabilities than root has here; then its map, which is read below, must do.
+        complete = complete and (readable or pid == 1)
         for fd, key in held:
             if key in wanted:
                 fds[key].setdefault(pid, []).append(fd)

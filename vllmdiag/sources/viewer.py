@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Collection
@@ -58,6 +59,7 @@ _CAPABILITIES = (
 _HIDEPID = {"off": 0, "noaccess": 1, "invisible": 2, "ptraceable": 4}
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "cgroup", "uts", "time")
 _SYS_PTRACE = "CAP_SYS_PTRACE"
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # include/linux/proc_ns.h: PROC_PID_INIT_INO
 
 
 def viewer(root: str = "/", target_uids: Collection[int | None] = ()) -> Viewer:
@@ -114,7 +116,10 @@ def hidepid(root: str = "/") -> int:
 
 
 def sees_all_pids(root: str = "/") -> bool:
-    """Whether /proc lists every process of this pid namespace to us."""
+    """Whether /proc lists every process of the machine to us: nothing hidden, and no pid namespace outside ours."""
+    with contextlib.suppress(OSError):  # a recorded tree has no such link
+        if os.readlink(os.path.join(root, "proc", "self", "ns", "pid")) != _INITIAL_PID_NAMESPACE:
+            return False
     capabilities = decode_capabilities(int(_fields(root, "self", "status").get("CapEff", "0"), 16))
     return hidepid(root) < 2 or _SYS_PTRACE in capabilities
 
