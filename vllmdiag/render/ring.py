@@ -39,7 +39,7 @@ def ring_text(view: InstanceView, style: Style) -> str:
             Span("█ unread   · read   o never written   w being written   ! impossible   ^ writer's next slot", "dim")
         )
     else:
-        page.line("no ring seen: one process needs none")
+        page.line("no ring seen: there is none before the workers start, and none where one process does all")
     could_not_observe(page, [*view.missing, *(hole for ring in rings for hole in ring.missing)])
     return page.text()
 
