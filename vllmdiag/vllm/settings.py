@@ -1,22 +1,18 @@
 """Environment variables that change how a vLLM server behaves, with their defaults by version; and which may be read.
 
 Only what stands in the table is ever collected from a process. A secret is listed so that it can be recognised and left
-out; of a proxy only that it is set is told, because its URL may hold a password.
+out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Literal
 
 import msgspec
 
 from .tables import load
 from .versions import in_range
-
-SET = "set"
-"""Stands for the value of a variable of which only the presence is told."""
 
 
 class Default(msgspec.Struct, frozen=True):
@@ -33,16 +29,12 @@ class Setting(msgspec.Struct, frozen=True):
     name: str
     meaning: str
     source: str
-    collect: Literal["value", "presence", "never"] = "value"
+    secret: bool = False
+    """Its value must never be read, shown or kept."""
     unit: str = ""
     defaults: tuple[Default, ...] = ()
     since: str | None = None
     until: str | None = None
-
-    @property
-    def secret(self) -> bool:
-        """Its value must never be read, shown or kept."""
-        return self.collect == "never"
 
 
 @cache
@@ -52,16 +44,7 @@ def settings() -> Mapping[str, Setting]:
 
 
 ENVIRON_ALLOWED: frozenset[str] = frozenset(name for name, setting in settings().items() if not setting.secret)
-"""Variables that may be collected. Pass each through `collected`."""
-
-
-def collected(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that may be kept; of some variables only that they are set."""
-    return {
-        name: value if settings()[name].collect == "value" else SET
-        for name, value in environ.items()
-        if name in ENVIRON_ALLOWED
-    }
+"""Variables that may be collected; of a proxy (``*_proxy``) only that it is set, as its URL may hold a password."""
 
 
 def default(name: str, version: str | None = None) -> str | None:

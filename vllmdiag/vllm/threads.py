@@ -60,15 +60,6 @@ def is_thread(stack: ThreadStack, thread: ExpectedThread) -> bool:
     return re.search(rf"\b{re.escape(thread.name)}\b", stack.name) is not None or thread.function in names
 
 
-def missing(role: str, stacks: tuple[ThreadStack, ...], version: str) -> tuple[ExpectedThread, ...]:
-    """Required threads that no stack of a started process is. The version must be known."""
-    return tuple(
-        thread
-        for thread in expected(role, version)
-        if thread.required and not any(is_thread(stack, thread) for stack in stacks)
-    )
-
-
 def native(comm: str) -> NativeThread | None:
     """What a thread of a library does, by its comm; None where its name says nothing (most carry the process's)."""
     return next((thread for thread in _tables().native if re.fullmatch(thread.comm, comm)), None)

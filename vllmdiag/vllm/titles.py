@@ -62,7 +62,6 @@ class _Option(msgspec.Struct, frozen=True):
 
 
 class _Tables(msgspec.Struct, frozen=True):
-    default_prefix: str
     titles: tuple[_Named, ...]
     labels: tuple[_Named, ...]
     ray: tuple[_Named, ...]

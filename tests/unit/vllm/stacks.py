@@ -139,7 +139,7 @@ READ_SPINNING = """
     MessageQueue.dequeue (vllm/distributed/device_communicators/shm_broadcast.py:571)
 """
 READ_0_8 = """
-    sched_yield (vllm/distributed/utils.py:38)
+    sched_yield (vllm/distributed/device_communicators/shm_broadcast.py:41)
     acquire_read (vllm/distributed/device_communicators/shm_broadcast.py:428)
     __enter__ (contextlib.py:137)
     dequeue (vllm/distributed/device_communicators/shm_broadcast.py:483)

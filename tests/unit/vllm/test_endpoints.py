@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from vllmdiag.vllm.endpoints import between, endpoints, is_ipc_path, kind_of_listener
+from vllmdiag.vllm.endpoints import Endpoint, between, endpoints, is_ipc_path, kind_of_listener
 
 
 def names(listener: str, connector: str, version: str | None = None) -> list[str]:
@@ -34,8 +34,8 @@ SOCKET_PAIRS = {("ROUTER", "DEALER"), ("PULL", "PUSH"), ("XPUB", "SUB"), ("PUB",
 
 
 @pytest.mark.parametrize("endpoint", endpoints(), ids=lambda e: e.name)
-def test_the_socket_types_can_talk_to_each_other(endpoint: object) -> None:
-    assert (endpoint.bind_type, endpoint.connect_type) in SOCKET_PAIRS  # type: ignore[attr-defined]
+def test_the_socket_types_can_talk_to_each_other(endpoint: Endpoint) -> None:
+    assert (endpoint.bind_type, endpoint.connect_type) in SOCKET_PAIRS
 
 
 def test_the_backlog_tells_a_zmq_listener() -> None:

@@ -159,12 +159,18 @@ def test_the_resource_tracker_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "title", ["ray::RayWorkerWrapper", "ray::RayWorkerWrapper.execute_method", "ray::RayWorkerProc"]
+    ("title", "role"),
+    [
+        ("ray::RayWorkerWrapper", "RayWorker"),
+        ("ray::RayWorkerWrapper.execute_method", "RayWorker"),
+        ("ray::RayWorkerProc", "RayWorker"),
+        ("ray::DPMoEEngineCoreActor.run", "EngineCore"),
+    ],
 )
-def test_a_ray_worker_is_known(title: str) -> None:
+def test_an_actor_of_ray_is_known(title: str, role: str) -> None:
     identity = identify([title], title[:15])
     assert identity is not None
-    assert identity.role == "RayWorker"
+    assert identity.role == role
 
 
 @pytest.mark.parametrize(
