@@ -118,7 +118,7 @@ def test_the_state_is_the_same_on_python_3_10_where_names_are_bare(case: tuple[s
 def test_the_state_is_the_same_in_a_source_checkout(case: tuple[str, tuple[str, ...], str]) -> None:
     role, parts, expected = case
     longer = [
-        Frame(name=frame.name, file=frame.file if frame.file.startswith("<") else f"/home/u/src/{frame.file}")
+        Frame(name=frame.name, file=frame.file if frame.file.startswith("<") else f"/src/checkout/{frame.file}")
         for frame in frames(*parts)
     ]
     found = state_of(longer, role)
