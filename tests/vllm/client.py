@@ -119,9 +119,8 @@ class Load:
 def deaf(port: int, body: dict[str, Any], clients: int = 1) -> Iterator[list[socket.socket]]:
     """Streaming clients with a tiny receive buffer that never read."""
     payload = json.dumps(body | {"stream": True, "logprobs": 5}).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
-    )
+    lines = ("POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json")
+    head = "\r\n".join((*lines, f"Content-Length: {len(payload)}", "", ""))
     sockets = []
     try:
         for _ in range(clients):

@@ -33,12 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the mark, and let SIGTERM (a job's time limit) end the servers as Ctrl-C does."""
     if _chosen(config):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    config.addinivalue_line("markers", "topology(name): the shape of the shared server (see topologies.py)")
+    config.addinivalue_line("markers", "topology(name, spoiled=False): the shared server (see Pool.get)")
 
 
 def _chosen(config: pytest.Config) -> bool:
     named = (Path(config.invocation_params.dir, str(arg).split("::", maxsplit=1)[0]).resolve() for arg in config.args)
-    return any(path == HERE or HERE in path.parents for path in named) or bool(os.environ.get("VLLM"))
+    return any(path == HERE or HERE in path.parents for path in named)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -61,9 +61,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def key(item: pytest.Item) -> int:
         wanted = item.get_closest_marker("topology")
-        return order[wanted.args[0]] if wanted else len(order)
+        return order[wanted.args[0]] if wanted else order["tp2"]
 
-    mine_sorted = iter(sorted(mine, key=key))
+    def launches(item: pytest.Item) -> bool:
+        return "launch" in getattr(item, "fixturenames", ())
+
+    mine_sorted = iter(sorted(mine, key=lambda item: (launches(item), key(item))))
     items[:] = [next(mine_sorted) if HERE in item.path.parents else item for item in items]
 
 
@@ -84,14 +87,19 @@ class Pool:
         self._installation = installation
         self._current: Server | None = None
 
-    def get(self, topology: str) -> Server:
-        """A healthy server of that topology: the running one where it will do, else a new one."""
+    def get(self, topology: str, *, spoiled: bool = False) -> Server:
+        """A healthy server of that topology: the running one where it will do, else a new one.
+
+        With `spoiled` one that an earlier fault has left its marks on will do, as long as it answers.
+        """
         current = self._current
-        if current and (current.topology.name != topology or current.spoiled or not current.healthy()):
+        if current and (
+            current.topology.name != topology or (current.spoiled and not spoiled) or not current.healthy()
+        ):
             self.release()
         if self._current is None:
             self._current = Server(topology, installation=self._installation)
-            self._current.wait_ready()
+            self._current.wait_ready().warm_up()
         return self._current
 
     def release(self) -> None:
@@ -119,7 +127,7 @@ def pool(installation: Installation) -> Iterator[Pool]:
 def server(request: pytest.FixtureRequest, pool: Pool) -> Server:
     """A healthy server of the topology in the mark (default tp2)."""
     wanted = request.node.get_closest_marker("topology")
-    return pool.get(wanted.args[0] if wanted else "tp2")
+    return pool.get(*wanted.args, **wanted.kwargs) if wanted else pool.get("tp2")
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ def ring_full(server: Server, rank: int) -> Iterator[None]:
                 raise RuntimeError(f"the ring of rank {rank} stays at {filled} slots")
         blocked = server.rpc("lab_noop")
         cleanup.callback(blocked.cancel)
+        wait_until("EngineCore spins in its write", lambda: procs.state(server.engine) == "R")
         yield
 
 
@@ -95,8 +96,10 @@ def leave_reply(server: Server, rank: int) -> None:
 def lone_collective(server: Server, rank: int) -> Iterator[Call]:
     """One worker enters a barrier alone. It never comes back: spoils the server."""
     server.spoil("a worker waits in a collective for ever")
-    call = server.rpc("lab_barrier", rank)
+    entered = server.work / f"barrier-{rank}"
+    call = server.rpc("lab_barrier", str(entered), rank)
     try:
+        wait_until(f"rank {rank} is at its barrier", entered.exists)
         yield call
     finally:
         call.cancel()

@@ -187,6 +187,12 @@ class Server:
         wrong += [f"pid {p.pid} is {p.state}" for p in self.processes().values() if p.state in "TtZX"]
         return ", ".join(wrong)
 
+    def warm_up(self) -> Server:
+        """Complete one request where the shape can: the very first one takes seconds longer."""
+        if self.topology.answers and self.topology.apis and not self.topology.uds:
+            self.request(2).result(START_DEADLINE_S)
+        return self
+
     # --- what is there: the ground truth
 
     def processes(self) -> dict[int, Proc]:
@@ -273,6 +279,11 @@ class Server:
             return get(self.port, path, timeout_s)[0]
         except (OSError, http.client.HTTPException):
             return None
+
+    def metric(self, name: str) -> float:
+        """One sample of /metrics, summed over engines. Raises OSError or http.client.HTTPException."""
+        lines = get(self.port, "/metrics")[1].splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"vllm:{name}{{"))
 
     def request(self, max_tokens: int = 16, **more: Any) -> Call:
         """A completion in the background; ``stream=True`` and other fields of the API go in `more`."""

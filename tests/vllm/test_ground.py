@@ -33,14 +33,11 @@ def test_a_stopped_worker_hangs_a_request_until_it_goes_on(server: Server) -> No
     assert call.result()[0] == 200
 
 
-def test_load_moves_the_ring(server: Server) -> None:
-    ring = faults.broadcast_ring(server)
-    seen = set()
+def test_a_load_is_answered_again_and_again_and_ends(server: Server) -> None:
     with server.load(2) as load:
         answered = load.completed
-        while load.completed < answered + 3:
-            seen.add(tuple(ring.rows()))
-    assert len(seen) > 2
+        wait_until("more answers", lambda: load.completed > answered + 2)
+    wait_until("nothing runs any more", lambda: server.metric("num_requests_running") == 0)
 
 
 def test_a_client_that_does_not_read_fills_its_socket(server: Server) -> None:
@@ -73,48 +70,6 @@ def test_without_its_socket_files_a_server_goes_on(server: Server) -> None:
         assert len(paths) >= 10
         assert server.request(4).result()[0] == 200
     assert all(path.exists() for path in paths)
-
-
-def test_the_ring_fills_up_and_blocks_its_writer(server: Server) -> None:
-    ring = faults.broadcast_ring(server)
-    with faults.ring_full(server, 1):
-        assert ring.unread(1) == faults.SLOTS
-        assert ring.unread(0) == 0
-        wait_until("EngineCore spins", lambda: procs.state(server.engine) == "R")
-
-
-def test_a_reply_is_left_behind(server: Server) -> None:
-    faults.leave_reply(server, 1)
-    assert server.get_status("/health") == 200
-
-
-def test_one_worker_waits_in_a_collective_alone(server: Server) -> None:
-    with faults.lone_collective(server, 1) as call:
-        ring = faults.response_ring(server, 0)
-        before = ring.rows()
-        assert call.running
-        assert ring.rows() == before
-
-
-def test_a_killed_worker_takes_the_server_down(server: Server) -> None:
-    root, worker = server.roots[0], server.workers[1]
-    faults.kill(server, worker)
-    wait_until("the server has ended", lambda: procs.state(root) in ("", "Z"), 120)
-
-
-def test_a_killed_api_server_leaves_orphans(server: Server) -> None:
-    engine, workers = server.engine, server.workers
-    faults.kill(server, server.api)
-    wait_until("the engine is an orphan", lambda: (p := procs.read(engine)) and p.ppid == 1)
-    assert server.workers == workers
-
-
-def test_a_full_dev_shm_kills_the_engine_at_its_next_write(launch: Launch) -> None:
-    server = launch("tp2", shm_size="400m").wait_ready()
-    engine = server.engine
-    with faults.shm_filled(server):
-        server.request(400)
-        wait_until("the engine has died", lambda: procs.state(engine) in ("", "Z"))
 
 
 def test_a_stopped_server_leaves_nothing(launch: Launch) -> None:

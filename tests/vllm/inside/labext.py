@@ -42,11 +42,12 @@ class LabExt:
             entered.unlink()
         return self.rank
 
-    def lab_barrier(self, rank: int | None = None) -> int:
-        """Enter a barrier of all ranks; with `rank`, only that one enters, so it never returns."""
-        if rank in (None, self.rank):
+    def lab_barrier(self, entered: str, rank: int) -> int:
+        """Let one rank create the file `entered` and go into a barrier that no other rank comes to."""
+        if rank == self.rank:
             import torch.distributed  # type: ignore[import-not-found]
 
+            pathlib.Path(entered).touch()
             torch.distributed.barrier()
         return self.rank
 
