@@ -1,6 +1,6 @@
 # Each target makes the environment it needs from the Python found; nothing has to be set up before.
 #
-#   make test        everything in tests/ but the tier on a real vLLM
+#   make test        everything in tests/ but the tier on a real vLLM (TESTS=tests/unit/render, ARGS=-x to narrow it)
 #   make test-vllm   a real vLLM on this machine's CPU (VLLM=0.32.0): minutes, 3.4 GB in ~/.cache/vllmdiag the first time
 #   make lint        ruff and mypy
 #   make bench       what is measured
@@ -9,6 +9,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 VLLM   ?= 0.32.0
+TESTS  ?= tests
 ARGS   ?=
 
 BIN   := $(VENV)/bin
@@ -25,7 +26,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 test: $(STAMP)
-	$(BIN)/python -m pytest tests --ignore=tests/vllm $(ARGS)
+	$(BIN)/python -m pytest $(TESTS) --ignore=tests/vllm $(ARGS)
 
 test-vllm: $(STAMP)
 	VLLM=$(VLLM) $(BIN)/python -m pytest tests/vllm $(ARGS)
