@@ -14,13 +14,14 @@ from vllmdiag import __version__
 from vllmdiag.model.base import Missing
 from vllmdiag.model.http import HttpProbe, MetricsScrape
 from vllmdiag.model.process import Process, ProcessSample, StackDump, Thread, ThreadSample
-from vllmdiag.model.shm import Segment
+from vllmdiag.model.shm import PeekedSlot, Segment
 from vllmdiag.model.snapshot import Snapshot, SourceCost
 from vllmdiag.model.sockets import Socket
 from vllmdiag.model.view import InstanceLine
 from vllmdiag.vllm.instances import Instance, find_instances
-from vllmdiag.vllm.layouts import candidates, classify_file
+from vllmdiag.vllm.layouts import Layout, candidates, classify_file
 from vllmdiag.vllm.settings import ENVIRON_ALLOWED
+from vllmdiag.vllm.slots import method_of
 
 from . import cgroups, http, kmsg, observe, proc, rings, shm, target, viewer
 from .httpclient import Endpoint
@@ -32,6 +33,7 @@ _STATE_PERIOD_S = 0.1
 _ASIDE = ("Helper", "ResourceTracker")
 _HTTP_DEADLINE_S = 2.5
 _KERNEL_LOG_S = 3600.0
+_PEEK_BYTES = 512
 _STACK_DEADLINE_S = 5.0
 
 Progress = Callable[[str], None]
@@ -322,12 +324,26 @@ class _Window:
         """Overflow marks and lengths of the slots, under each geometry that the size allows."""
         if not segment.polls:
             return segment
-        shapes = dict.fromkeys((c.chunks, c.chunk_bytes) for c in candidates(segment.size)[:2])
+        layouts = candidates(segment.size)
+        shapes = dict.fromkeys((c.chunks, c.chunk_bytes) for c in layouts[:2])
         try:
-            return msgspec.structs.replace(segment, heads=rings.read_heads(segment, shapes, self.root))
+            heads = rings.read_heads(segment, shapes, self.root)
+            peeked = self._peek(segment, layouts[0]) if self._wants("peek") and layouts else ()
+            return msgspec.structs.replace(segment, heads=heads, peeked=peeked)
         except OSError as error:
             hole = Missing(what=f"slots of {segment.name}", why=str(error), next="run again")
             return msgspec.structs.replace(segment, missing=(*segment.missing, hole))
+
+    def _peek(self, segment: Segment, layout: Layout) -> tuple[PeekedSlot, ...]:
+        """The method in each slot of a broadcast ring. The bytes, which hold prompts, end with this function."""
+        if layout.queue != "broadcast":
+            return ()
+        found = []
+        for slot in range(layout.chunks):
+            data = rings.read_slot(segment, layout.chunk_bytes, slot, limit=_PEEK_BYTES, root=self.root)
+            method, length, overflow = method_of(data)
+            found.append(PeekedSlot(slot=slot, method=method, length=length, overflow=overflow))
+        return tuple(found)
 
 
 def _words(process: Process) -> Iterable[str]:
