@@ -19,9 +19,10 @@ _WORKING = ("APIServer", "Launcher", "Driver", "EngineCore", "Worker", "RayWorke
 def process_findings(case: Case) -> Iterator[Finding]:
     """All findings of layer 1, the deepest root first."""
     yield from _unkillable(case)
-    yield from _deaths(case)
+    # A rank that was missing when the window began died before all those that went within it.
+    absent = list(_absent_workers(case))
+    yield from absent or _deaths(case)
     yield from _orphans(case)
-    yield from _absent_workers(case)
     yield from _stopped(case)
     yield from _uninterruptible(case)
 
@@ -183,7 +184,7 @@ def _absent_workers(case: Case) -> Iterator[Finding]:
     """Ranks that the ring and the arguments ask for and nobody is."""
     scene = case.scene
     for engine in scene.engines:
-        if case.dead(engine.pid) or case.starting or scene.instance.orphaned:
+        if case.starting or scene.instance.orphaned:
             continue
         workers = scene.instance.workers_of(engine.pid)
         ring = next((r for r in case.rings if r.queue == BROADCAST and r.writer == engine.pid), None)
@@ -202,7 +203,7 @@ def _absent_workers(case: Case) -> Iterator[Finding]:
             f"{label} is gone: {len(workers)} of {expected} workers are left",
             evidence=[
                 f"the broadcast ring has {expected} readers, {len(workers)} workers live",
-                *(f"{w.label} (pid {w.pid}): {case.acts[w.pid].doing}" for w in workers),
+                *(f"{m.label} (pid {m.pid}): {case.acts[m.pid].doing}" for m in (engine, *workers)),
             ],
             chain=case.chain(engine.pid),
         )

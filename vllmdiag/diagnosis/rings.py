@@ -2,8 +2,8 @@
 
 Size alone is ambiguous (25165836 bytes is 6 x 4 MiB with one reader or 1 x 24 MiB with eleven), so the part a ring
 plays comes from its holders first (EngineCore and all its workers: broadcast; EngineCore and one worker: response;
-workers only: group), and the geometry is the one of the known layouts that fits both. The sockets confirm the writer: it
-binds an ipc path whose set of connected processes equals the other holders.
+workers only: group), and the geometry is the one of the known layouts that fits both. The sockets confirm the writer:
+it binds an ipc path whose set of connected processes equals the other holders.
 """
 
 from __future__ import annotations

@@ -47,9 +47,7 @@ def _room(case: Case, mount: ShmMount) -> Iterator[Finding]:
             "shm-exhausted",
             who.pid,
             f"/dev/shm of {who.label} (pid {who.pid}) is full: {_mib(mount.free)} free of {_mib(mount.size)}",
-            evidence=[
-                f"its {len(held)} segments have {_mib(sparse)} not backed yet: the next page touched kills the writer (SIGBUS)"
-            ],
+            evidence=[f"{_mib(sparse)} of its {len(held)} segments are not backed: the next page touched is a SIGBUS"],
             chain=case.chain(who.pid),
         )
 

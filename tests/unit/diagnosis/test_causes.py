@@ -92,6 +92,12 @@ def worker_vanished_before(server: Server) -> None:
     server.gone = {W1}
 
 
+def worker_vanished_and_the_rest_followed(server: Server) -> None:
+    """The server gives up within the window: the first to die was gone before it began."""
+    server.gone = {W1}
+    server.states = {W0: ["S", "", ""], ENGINE: ["S", "S", ""], API: ["S", "S", ""]}
+
+
 def engine_gone(server: Server) -> None:
     server.gone = {ENGINE, W0, W1}
 
@@ -242,6 +248,7 @@ FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("process-stopped", traced, "Worker_TP0", "critical"),
     ("worker-dead", worker_zombie, "Worker_TP1", "critical"),
     ("worker-dead", worker_vanished_before, "Worker_TP1", "critical"),
+    ("worker-dead", worker_vanished_and_the_rest_followed, "Worker_TP1", "critical"),
     ("engine-dead", engine_gone, "EngineCore", "critical"),
     ("engine-dead", engine_died_in_window, "EngineCore", "critical"),
     ("engine-dead", workers_left_alone, "EngineCore", "critical"),
