@@ -31,9 +31,15 @@ def snapshot(common: Common, depth: str) -> Snapshot:
 
     say = progress(common.output.verbose)
     try:
-        return collect(common.target, common.port, common.window_s, depth, say)
+        return collect(common.target, common.port, _window_s(common, depth), depth, say)
     finally:
         say("")
+
+
+def _window_s(common: Common, depth: str) -> float:
+    if common.window_s is not None:
+        return common.window_s
+    return 3.0 if depth == "diagnose" else 1.0
 
 
 def instance_view(common: Common, depth: str) -> InstanceView:
@@ -41,6 +47,14 @@ def instance_view(common: Common, depth: str) -> InstanceView:
     from vllmdiag.diagnosis.view import view
 
     return view(snapshot(common, depth))
+
+
+def host_view() -> InstanceView:
+    """The shared memory of this machine, whichever instances run on it."""
+    from vllmdiag.diagnosis.view import view
+    from vllmdiag.sources.collect import collect_host
+
+    return view(collect_host())
 
 
 def show(

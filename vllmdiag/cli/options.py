@@ -41,7 +41,8 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
 
     target: int | None = None
     port: int | None = None
-    window_s: float = 3.0
+    window_s: float | None = None
+    """None: as long as the verb needs."""
     format: Format = Format.TEXT
     output: Output = Output()
 
@@ -53,8 +54,11 @@ def _common_options(
         int | None, typer.Option(metavar="PORT", help="HTTP port of the instance.", min=1, max=65535)
     ] = None,
     window: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to watch for motion.", min=0.2, max=600.0)
-    ] = 3.0,
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="How long to watch for motion: 3 for diagnose, 1 for one layer.", min=0.2, max=600.0
+        ),
+    ] = None,
     format: Annotated[Format, typer.Option("--format", "-f", help="Form of the product.")] = Format.TEXT,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there.")] = None,
     verbose: Annotated[

@@ -85,16 +85,7 @@ def _deaths(case: Case) -> Iterator[Finding]:
             evidence=evidence,
             chain=case.chain(*path_to(case, first.pid)),
         )
-    elif any(m.role == "EngineCore" for m in survivors):
-        engine = next(m for m in survivors if m.role == "EngineCore")
-        yield case.finding(
-            "orphan-engine",
-            engine.pid,
-            f"{first.label} (pid {first.pid}) died; {engine.label} (pid {engine.pid}) lives on without it",
-            evidence=evidence,
-            chain=(case.link(engine.pid),),
-        )
-    else:
+    elif not any(m.role in ("EngineCore", "Worker", "RayWorker") for m in survivors):
         yield case.finding(
             "unknown", first.pid, f"{first.label} (pid {first.pid}) ended within the window", evidence=evidence, layer=1
         )
@@ -113,52 +104,53 @@ def _kernel_words(case: Case, pid: int) -> list[str]:
 
 
 def _orphans(case: Case) -> Iterator[Finding]:
+    """What lives on without the process above it: engines without a server, workers without an engine."""
     scene = case.scene
-    if not scene.instance.orphaned:
-        if scene.servers and not scene.engines and case.listening and not scene.workers and not _followers(case):
-            server = scene.servers[0]
-            yield case.finding(
-                "engine-dead",
-                Subject(role="EngineCore", label="EngineCore"),
-                f"{server.label} (pid {server.pid}) listens, but there is no EngineCore behind it",
-                evidence=["the server listens for HTTP", "it has no EngineCore among its children"],
-                chain=case.chain(server.pid),
-            )
-        return
+    fronts = scene.instance.of("APIServer", "Launcher", "Driver")
+    alive = [m for m in fronts if not case.dead(m.pid)]
     engines = [e for e in scene.engines if not case.dead(e.pid)]
     workers = [w for w in scene.workers if not case.dead(w.pid)]
-    left = [*engines, *workers]
-    if not left:
-        return
-    names = ", ".join(f"{m.label} {m.pid} ({scene.processes[m.pid].state})" for m in left)
-    parents = sorted({scene.processes[m.pid].ppid for m in (engines or workers)})
-    evidence = [
-        f"parent is {', '.join(map(str, parents))}: none of ours above it",
-        f"left: {names}",
-        *_no_port(case),
-        *_holdings(case),
-    ]
-    if engines:
-        engine = engines[0]
-        also = f" (and {len(engines) - 1} more)" if len(engines) > 1 else ""
-        yield case.finding(
-            "orphan-engine",
-            engine.pid,
-            f"{engine.label} (pid {engine.pid}){also} has no API server above it;"
-            f" it and {len(workers)} workers serve nobody",
-            evidence=evidence,
-            chain=tuple(case.link(m.pid) for m in left),
-        )
-    else:
+    lost = [f"{m.label} (pid {m.pid}): {case.acts[m.pid].doing}" for m in fronts if case.dead(m.pid)]
+    if engines and not alive:
+        yield _orphan_engine(case, engines, workers, lost)
+    elif workers and not scene.engines and not _followers(case):
+        names = ", ".join(f"{w.label} (pid {w.pid})" for w in workers)
         yield case.finding(
             "engine-dead",
             Subject(role="EngineCore", label="EngineCore"),
-            f"the EngineCore is gone; {len(workers)} of its workers live on: "
-            + ", ".join(f"{w.label} (pid {w.pid})" for w in workers),
-            evidence=evidence,
-            chain=(*(case.link(w.pid) for w in workers),),
-            pid=str(workers[0].pid),
+            f"the EngineCore is gone; {len(workers)} of its workers live on: {names}",
+            evidence=[*lost, *_left(case, workers)],
+            chain=tuple(case.link(w.pid) for w in workers),
         )
+    elif scene.servers and alive and not scene.engines and case.listening and not _followers(case):
+        server = scene.servers[0]
+        yield case.finding(
+            "engine-dead",
+            Subject(role="EngineCore", label="EngineCore"),
+            f"{server.label} (pid {server.pid}) listens, but there is no EngineCore behind it",
+            evidence=["the server listens for HTTP", "it has no EngineCore among its children"],
+            chain=case.chain(server.pid),
+        )
+
+
+def _orphan_engine(case: Case, engines: list[Member], workers: list[Member], lost: list[str]) -> Finding:
+    engine = engines[0]
+    also = f" (and {len(engines) - 1} more)" if len(engines) > 1 else ""
+    return case.finding(
+        "orphan-engine",
+        engine.pid,
+        f"{engine.label} (pid {engine.pid}){also} has no API server above it;"
+        f" it and {len(workers)} workers serve nobody",
+        evidence=[*lost, *_left(case, [*engines, *workers])],
+        chain=tuple(case.link(m.pid) for m in [*engines, *workers]),
+    )
+
+
+def _left(case: Case, members: list[Member]) -> list[str]:
+    processes = [case.scene.processes[m.pid] for m in members]
+    names = ", ".join(f"{m.label} {m.pid} ({p.state})" for m, p in zip(members, processes, strict=True))
+    parents = ", ".join(str(ppid) for ppid in sorted({processes[0].ppid, *(p.ppid for p in processes[1:])})[:3])
+    return [f"left: {names}; parents {parents}", *_no_port(case), *_holdings(case)]
 
 
 def _followers(case: Case) -> bool:

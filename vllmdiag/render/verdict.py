@@ -87,14 +87,18 @@ def _name(subject: Subject) -> str:
 
 
 def _chain(chain: Iterable[Link]) -> str:
-    """``client -> APIServer 2839 -> Worker_TP0 2862 (all_reduce)``: spelled in ASCII always, people grep for it."""
-    links = []
-    for link in chain:
+    """``client -> APIServer 2839 -> Worker_TP0 2862 (all_reduce)``: spelled in ASCII always, people grep for it.
+
+    What the ends do is left out: the client waits, and the summary above is about the last.
+    """
+    links = list(chain)
+    words = []
+    for number, link in enumerate(links, start=1):
         label = link.subject.label or link.subject.role
         pid = f" {link.subject.pid}" if link.subject.pid is not None else ""
-        doing = f" ({link.doing})" if link.doing else ""
-        links.append(label + pid + doing)
-    return " -> ".join(links)
+        within = 1 < number < len(links) and link.doing not in ("", "idle")
+        words.append(label + pid + (f" ({link.doing})" if within else ""))
+    return " -> ".join(words)
 
 
 def _evidence(page: Page, evidence: Sequence[str], indent: int) -> None:

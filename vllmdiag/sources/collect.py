@@ -70,33 +70,31 @@ def collect(
     processes, instances = target.running(root)
     instance = target.choose(instances, processes, pid, port)
     if instance is None:
-        return _without_instance(processes, root)
+        seen = collect_host(root)
+        if not any(_left_behind(s) for s in seen.segments):
+            raise target.nothing_found(root)
+        return seen
     others = {p for i in instances if i is not instance for p in i.pids}
     return _Window(instance, processes, others, window_s, depth, progress, root).run()
 
 
-def _without_instance(processes: list[Process], root: str) -> Snapshot:
-    """What a host without vLLM still shows: segments that dead servers left behind.
-
-    Raises:
-        TargetError: nothing is left either.
-    """
-    here = [observe.observe(p, root) for p in processes if p.pid == viewer.viewer(root).pid]
-    segments = [s for s in shm.segments(here, root) if _of_vllm(s) and not s.holders]
-    if not segments:
-        raise target.nothing_found(root)
+def collect_host(root: str = "/") -> Snapshot:
+    """The shared memory of this machine without an instance: what dead servers left behind."""
+    looker = viewer.viewer(root)
+    here = [observe.observe(p, root) for p in proc.scan(root) if p.pid == looker.pid]
     return Snapshot(
         tool=__version__,
         observed_at=_now(),
-        viewer=viewer.viewer(root),
+        viewer=looker,
         node=viewer.node(root),
-        segments=tuple(segments),
+        segments=tuple(shm.segments(here, root)),
         shm_mounts=tuple(shm.mounts(here, root)),
     )
 
 
-def _of_vllm(segment: Segment) -> bool:
-    return classify_file(segment.name, segment.size).ours
+def _left_behind(segment: Segment) -> bool:
+    """A ring that nobody holds: only a server that did not end cleanly leaves one."""
+    return not segment.holders and classify_file(segment.name, segment.size).ring
 
 
 def _now() -> str:

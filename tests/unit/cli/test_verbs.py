@@ -47,7 +47,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         vars(module).update(functions)
         monkeypatch.setitem(sys.modules, name, module)
 
-    put("vllmdiag.sources.collect", collect=machine.collect, list_instances=lambda: machine.instances)
+    put(
+        "vllmdiag.sources.collect",
+        collect=machine.collect,
+        collect_host=Snapshot,
+        list_instances=lambda: machine.instances,
+    )
     put("vllmdiag.diagnosis.judge", diagnose=lambda _snapshot: machine.diagnosis)
     put("vllmdiag.diagnosis.view", view=lambda _snapshot: machine.view)
     return machine
@@ -114,7 +119,7 @@ def test_target_port_and_window_reach_the_collector_with_the_depth_of_the_verb(m
     main(["ps", "2839"])
     main(["diagnose", "--port", "8000", "--window", "10"])
     main(["ring", "--peek", "2839"])
-    assert machine.asked == [(2839, None, 3.0, "ps"), (None, 8000, 10.0, "diagnose"), (2839, None, 3.0, "peek")]
+    assert machine.asked == [(2839, None, 1.0, "ps"), (None, 8000, 10.0, "diagnose"), (2839, None, 1.0, "peek")]
 
 
 def test_ps_lists_the_instances_where_there_are_several_and_none_is_chosen(

@@ -1,7 +1,7 @@
 """Snapshots made by hand: a healthy server of a given shape, on which a test changes what its fault would change.
 
-Stacks are those of vLLM 0.32 on CPU, shortened to the frames that carry meaning. Nothing here runs; the values are what the
-sources would have recorded.
+Stacks are those of vLLM 0.32 on CPU, shortened to the frames that carry meaning. Nothing here runs; the values are what
+the sources would have recorded.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def segment(ino: int, size: int, holders: Sequence[int], tails: Sequence[bytes],
 
 @dataclass
 class Server:
-    """A server of one engine with `tp` workers, idle until a test says otherwise. Fields are set, then `snapshot` is taken."""
+    """A server of one engine with `tp` workers, idle until a test says otherwise: set fields, then take `snapshot`."""
 
     tp: int = 2
     version: str | None = "0.32.0"

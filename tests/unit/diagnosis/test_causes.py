@@ -114,6 +114,14 @@ def workers_left_alone(server: Server) -> None:
         server.processes[pid] = {"ppid": 1}
 
 
+def workers_left_by_a_zombie_server(server: Server) -> None:
+    """The server is dead and not reaped, its engine gone, one worker stopped."""
+    server.gone = {ENGINE}
+    server.states = {API: "Z", W1: "T"}
+    for pid in (W0, W1):
+        server.processes[pid] = {"ppid": 1}
+
+
 def orphaned(server: Server) -> None:
     server.no_api = True
     server.ppid_engine = 1
@@ -252,6 +260,7 @@ FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("engine-dead", engine_gone, "EngineCore", "critical"),
     ("engine-dead", engine_died_in_window, "EngineCore", "critical"),
     ("engine-dead", workers_left_alone, "EngineCore", "critical"),
+    ("engine-dead", workers_left_by_a_zombie_server, "EngineCore", "critical"),
     ("orphan-engine", orphaned, "EngineCore", "critical"),
     ("orphan-engine", api_died_in_window, "EngineCore", "critical"),
     ("driver-unkillable", unkillable, "EngineCore", "critical"),
@@ -412,7 +421,7 @@ def test_idle_is_said_only_when_everybody_was_seen_idle() -> None:
 
 
 def test_a_blind_look_is_unknown_and_never_healthy() -> None:
-    blind = judged(stacks={pid: BLIND for pid in (API, ENGINE, W0, W1)})
+    blind = judged(stacks=dict.fromkeys((API, ENGINE, W0, W1), BLIND))
     assert (blind.verdict.status, blind.verdict.cause) == ("unknown", "unknown")
 
 
@@ -421,7 +430,7 @@ def test_one_blind_worker_is_enough_to_withhold_idle() -> None:
 
 
 def test_a_stopped_process_is_named_even_when_nothing_else_can_be_seen() -> None:
-    found = judged(stacks={pid: BLIND for pid in (API, ENGINE, W0, W1)}, states={ENGINE: "T"})
+    found = judged(stacks=dict.fromkeys((API, ENGINE, W0, W1), BLIND), states={ENGINE: "T"})
     assert found.verdict.cause == "process-stopped"
     assert found.verdict.subject.label == "EngineCore"
 

@@ -103,7 +103,7 @@ def test_twins_of_two_dense_engines_are_told_apart_by_their_parent() -> None:
     )
     assert labels(found)[32] == "EngineCore_DP1/Worker_TP1"
     assert found.member(32).ranks == {"dp": 1, "tp": 1}  # type: ignore[union-attr]
-    assert [m.role for m in found.members][0] == "Launcher"
+    assert found.members[0].role == "Launcher"
     assert [m.label for m in found.of("APIServer")] == ["APIServer_0", "APIServer_1"]
 
 
