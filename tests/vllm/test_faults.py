@@ -107,7 +107,8 @@ def test_the_engine_stopped(server: Server, vllmdiag: Vllmdiag) -> None:
 def test_the_api_server_stopped_under_load(server: Server, vllmdiag: Vllmdiag) -> None:
     with server.load(2), faults.stopped(server.api):
         check(
-            vllmdiag, server.engine, "process-stopped", 1, role="APIServer", pid=server.api, chain=["client", "APIServer"]
+            vllmdiag, server.engine, "process-stopped", 1, role="APIServer", pid=server.api,
+            chain=["client", "APIServer"],
         )  # fmt: skip
     healthy(vllmdiag, server)
 

@@ -31,8 +31,10 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     not_to_be_confused: str
     """The look-alike that must not match."""
     next: tuple[Step, ...] = ()
-    live: str = ""
-    """The test on a live server or lab that shows it, or why there is none."""
+    shown_by: tuple[str, ...] = ()
+    """Tests on a live server or lab that show it."""
+    not_shown: str = ""
+    """Why there is none."""
 
 
 @cache

@@ -151,6 +151,12 @@ def segment(ino: int, size: int, holders: Sequence[int], tails: Sequence[bytes],
     )
 
 
+def _each(stack: Stack | Sequence[Stack]) -> Sequence[Stack]:
+    """One stack for each dump."""
+    several = bool(stack) and bool(stack[0]) and isinstance(stack[0][0], tuple)
+    return stack if several else [stack] * len(TIMES)  # type: ignore[list-item,return-value]
+
+
 @dataclass
 class Server:
     """A server of one engine with `tp` workers, idle until a test says otherwise: set fields, then take `snapshot`."""
@@ -163,13 +169,15 @@ class Server:
     cpu: dict[int, float] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     """Processes that are not there at all."""
-    threads: dict[str, Stack | None] = field(
+    threads: dict[str, Stack | Sequence[Stack] | None] = field(
         default_factory=lambda: {
             "Thread-1 (process_input_sockets)": INPUT_POLLS,
             "Thread-2 (process_output_sockets)": OUTPUT_WAITS,
         }
     )
-    """Threads of the engine; None takes one away."""
+    """Threads of the engine, one stack or one for each dump; None takes one away."""
+    resident: int = 40960
+    """Bytes of each ring that are backed by memory."""
     broadcast: Sequence[bytes] | None = None
     """Flags of the broadcast ring over the window; None: everything read."""
     replies: dict[int, Sequence[bytes]] = field(default_factory=dict)
@@ -303,15 +311,14 @@ class Server:
         given = self.stacks.get(pid, default)
         if isinstance(given, Missing):
             return tuple(StackDump(t=t, threads=given) for t in TIMES)
-        several: Sequence[Stack] = given if given and isinstance(given[0][0], tuple) else [given] * len(TIMES)  # type: ignore[list-item,assignment]
         dumps = []
-        for t, stack in zip(TIMES, several, strict=True):
-            threads = [ThreadStack(name="MainThread", tid=pid, frames=frames(stack))]
+        for n, t in enumerate(TIMES):
+            threads = [ThreadStack(name="MainThread", tid=pid, frames=frames(_each(given)[n]))]
             if pid == ENGINE:
                 threads += [
-                    ThreadStack(name=name, tid=pid + 1 + i, frames=frames(frames_))
-                    for i, (name, frames_) in enumerate(self.threads.items())
-                    if frames_ is not None
+                    ThreadStack(name=name, tid=pid + 1 + i, frames=frames(_each(stack)[n]))
+                    for i, (name, stack) in enumerate(self.threads.items())
+                    if stack is not None
                 ]
             dumps.append(StackDump(t=t, threads=tuple(threads)))
         return tuple(dumps)
@@ -325,7 +332,7 @@ class Server:
             holders = [*engine, *([pid] if pid in here else [])]
             if holders:
                 made.append(segment(2 + k, 10 * (24 * MIB + 2), holders, self.replies.get(k, [b"\x01" * 20])))
-        return made
+        return [msgspec.structs.replace(s, resident=self.resident) for s in made]
 
     def _sockets(self) -> list[Socket]:
         def sock(inode: int, owner: int | None, **more: object) -> Socket:

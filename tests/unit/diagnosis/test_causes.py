@@ -21,6 +21,7 @@ from .scenario import (
     ENGINE_IDLE,
     ENGINE_WAITS,
     ENGINE_WAITS_START,
+    INPUT_POLLS,
     INPUT_STUCK,
     MIB,
     WORKER0,
@@ -349,7 +350,62 @@ def overcommitted_shm(server: Server) -> None:
 def full_but_resident(server: Server) -> None:
     """No room left, and no hole left either: nothing can fail."""
     server.shm_free = 0
-    server.processes = {}
+    server.resident = 10 * (24 * MIB + 2)
+
+
+def workers_not_spawned_yet(server: Server) -> None:
+    start_waits(server)
+    server.cpu = {ENGINE: 1.0}
+    server.gone = {W1}
+
+
+def engine_not_spawned_yet(server: Server) -> None:
+    server.stacks = {API: API_WAITS_START}
+    server.cpu = {API: 1.0}
+    server.gone = {ENGINE, W0, W1}
+    server.listening = False
+
+
+def ring_full_for_a_moment(server: Server) -> None:
+    ring_full(server)
+    server.broadcast = [
+        server.ring({slot: [1] for slot in range(10)}),
+        server.ring({slot: [1] for slot in range(1, 10)}),
+    ]
+
+
+def taken_late(server: Server) -> None:
+    """The reader overslept, and then took the message."""
+    asleep(server)
+    server.broadcast = [server.ring({4: [1]}), server.ring({})]
+
+
+def waiting_but_counting(server: Server) -> None:
+    everybody_waits(server)
+    server.metrics = ({"generation_tokens_total": 5}, {"generation_tokens_total": 9})
+
+
+def not_seen_but_answering(server: Server) -> None:
+    rank_not_seen(server)
+    server.broadcast = [server.ring({4: [1]}), server.ring({})]
+
+
+def decoding_once(server: Server) -> None:
+    """The input thread decodes a request in one dump of three."""
+    server.threads["Thread-1 (process_input_sockets)"] = [INPUT_POLLS, INPUT_STUCK, INPUT_POLLS]
+
+
+def threads_not_started_yet(server: Server) -> None:
+    starting_busily(server)
+    server.threads = dict.fromkeys(server.threads)
+
+
+def connector_without_requests(server: Server) -> None:
+    server.args = ("--kv-transfer-config", "{}")
+
+
+def a_torn_look(server: Server) -> None:
+    server.broadcast = [bytes([7, 7, 7] * 10), server.ring({})]
 
 
 def few_leaks(server: Server) -> None:
@@ -372,10 +428,6 @@ def slow_health_but_changing(server: Server) -> None:
     server.stacks[API] = [first, second, first]
     moving(server)
     server.stacks[API] = [first, second, first]
-
-
-def decoding_once(server: Server) -> None:
-    """The input thread decodes a request in one dump of three."""
 
 
 def reply_in_time(server: Server) -> None:
@@ -405,6 +457,17 @@ LOOK_ALIKES: list[tuple[str, Scenario, str]] = [
     ("response-skew", reply_in_time, "serving"),
     ("worker-busy", changing_worker, "busy"),
     ("endpoint-gone", paths_removed, "idle"),
+    ("worker-dead", workers_not_spawned_yet, "starting"),
+    ("engine-dead", engine_not_spawned_yet, "starting"),
+    ("ring-full-slow-reader", ring_full_for_a_moment, "serving"),
+    ("lost-wakeup", taken_late, "serving"),
+    ("lost-message", waiting_but_counting, "serving"),
+    ("rank-never-answered", not_seen_but_answering, "serving"),
+    ("input-thread-stuck", decoding_once, "idle"),
+    ("input-thread-dead", threads_not_started_yet, "starting"),
+    ("wait-remote-kv", connector_without_requests, "idle"),
+    ("shm-exhausted", full_but_resident, "idle"),
+    ("ring-inconsistent", a_torn_look, "serving"),
 ]
 
 

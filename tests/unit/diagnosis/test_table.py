@@ -1,0 +1,48 @@
+"""The table behind the promise: every cause has its entry, a case, a look-alike, and a live fault or the reason why not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from vllmdiag.catalogue.entries import Cause, catalogue
+from vllmdiag.diagnosis import case, judge
+
+from .test_causes import FAULTS, LOOK_ALIKES
+
+ROOT = Path(__file__).parents[3]
+FINDINGS_ONLY = {"ipc-path-removed"}
+"""Causes that are never a verdict."""
+faulty = [c for c in catalogue().values() if c.severity in ("warning", "critical") and c.slug != "unknown"]
+
+
+@pytest.mark.parametrize("cause", faulty, ids=lambda c: c.slug)
+def test_every_cause_has_a_case_and_a_look_alike(cause: Cause) -> None:
+    assert cause.slug in {slug for slug, *_ in FAULTS}
+    assert cause.slug in {slug for slug, *_ in LOOK_ALIKES}
+
+
+@pytest.mark.parametrize("cause", catalogue().values(), ids=lambda c: c.slug)
+def test_every_cause_is_shown_live_or_says_why_not(cause: Cause) -> None:
+    assert bool(cause.shown_by) != bool(cause.not_shown)
+    for test in cause.shown_by:
+        path, _, name = test.partition("::")
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert not name or f"def {name}(" in text, f"{test} is not there"
+
+
+@pytest.mark.parametrize("cause", faulty, ids=lambda c: c.slug)
+def test_every_fault_says_what_to_do_next_and_what_it_may_break(cause: Cause) -> None:
+    assert cause.next
+    assert all(step.command and step.why and step.risk for step in cause.next)
+
+
+def test_every_slug_that_the_judge_writes_is_in_the_catalogue_and_the_other_way_round() -> None:
+    directory = Path(case.__file__).parent
+    written = set()
+    for file in directory.glob("*.py"):
+        written |= set(re.findall(r'"([a-z]+(?:-[a-z0-9]+)+)"', file.read_text(encoding="utf-8"))) & set(catalogue())
+    assert written >= {c.slug for c in faulty} | FINDINGS_ONLY
+    assert set(judge._HARD_ORDER) <= set(catalogue())
