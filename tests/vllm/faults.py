@@ -178,7 +178,7 @@ def response_ring(server: Server, rank: int) -> Ring:
 
 def _shared(writer: int, readers: list[int], slot_bytes: int) -> Ring:
     size = SLOTS * (slot_bytes + 1 + len(readers))
-    common = set(procs.mapped(writer)).intersection(*(procs.mapped(pid) for pid in readers))
+    common = procs.mapped(writer).intersection(*(procs.mapped(pid) for pid in readers))
     paths = [Path(f"/proc/{writer}/root{path}") for path in common]
     sized = [path for path in paths if path.stat().st_size == size]
     if len(sized) != 1:

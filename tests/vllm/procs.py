@@ -86,19 +86,32 @@ def _has(pid: int, marker: str) -> bool:
         return False
 
 
-def mapped(pid: int) -> dict[str, int]:
-    """path -> inode of the files in a /dev/shm (its own or the machine's) that a process maps by name."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text()
-    except OSError:
-        return {}
-    return {path: int(inode) for inode, path in re.findall(r" (\d+) +(/dev/shm/\S+)$", maps, re.MULTILINE)}
+def mapped(pid: int) -> set[str]:
+    """Paths in a /dev/shm (its own or the machine's) that a process maps and that still have that name."""
+    return set(re.findall(r" (/dev/shm/\S+)$", _maps(pid), re.MULTILINE))
 
 
 def shm_files(pids: Iterable[int]) -> dict[str, int]:
-    """path -> inode of the files in this machine's /dev/shm that the processes map and that still have their name."""
-    held = {(path, inode) for pid in pids for path, inode in mapped(pid).items()}
-    return {path: inode for path, inode in held if _inode(path) == inode}
+    """path -> inode of the files in this machine's /dev/shm that the processes map and that still have a name.
+
+    By inode: a semaphore is mapped under a name that glibc has removed, and lives on under another.
+    """
+    device = os.stat("/dev/shm").st_dev
+    here = f"{os.major(device):02x}:{os.minor(device):02x}"
+    held = {inode for pid in pids for dev, inode in _mapped_inodes(pid) if dev == here}
+    with os.scandir("/dev/shm") as entries:
+        return {entry.path: entry.inode() for entry in entries if entry.inode() in held}
+
+
+def _mapped_inodes(pid: int) -> set[tuple[str, int]]:
+    return {(dev, int(inode)) for dev, inode in re.findall(r" ([0-9a-f]+:[0-9a-f]+) (\d+) +/dev/shm/", _maps(pid))}
+
+
+def _maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""
 
 
 def unlink_shm(files: dict[str, int]) -> None:
