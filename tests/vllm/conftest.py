@@ -8,7 +8,6 @@ them while they start, asks for `launch` and runs last.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.vllm.server import Server
-from tests.vllm.setup_vllm import DEFAULT_VERSION, Installation, ensure
+from tests.vllm.setup_vllm import Installation, ensure
 from tests.vllm.topologies import TOPOLOGIES
 
 HERE = Path(__file__).parent
@@ -112,7 +111,7 @@ class Pool:
 @pytest.fixture(scope="session")
 def installation() -> Installation:
     """The vLLM under test; ``$VLLM`` chooses the version."""
-    return ensure(os.environ.get("VLLM") or DEFAULT_VERSION)
+    return ensure()
 
 
 @pytest.fixture(scope="session")

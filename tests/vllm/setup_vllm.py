@@ -78,13 +78,18 @@ def cache_dir() -> Path:
     return Path(os.environ.get("VLLMDIAG_CACHE") or Path.home() / ".cache" / "vllmdiag")
 
 
+def wanted_version() -> str:
+    """The version that this run is about: ``$VLLM``, else the newest known."""
+    return os.environ.get("VLLM") or DEFAULT_VERSION
+
+
 def ensure(version: str | None = None) -> Installation:
-    """Return the installation of `version` (default ``$VLLM``, else the newest known), making it first where needed.
+    """Return the installation of `version` (default `wanted_version`), making it first where needed.
 
     Raises:
         SetupError: pip or the check of the result failed, or the version is not in the table.
     """
-    version = version or os.environ.get("VLLM") or DEFAULT_VERSION
+    version = version or wanted_version()
     if version not in TORCH:
         raise SetupError(f"no recipe for vLLM {version}; known: {', '.join(TORCH)}")
     cache = cache_dir()

@@ -8,10 +8,11 @@ import pytest
 
 from tests.vllm.conftest import Vllmdiag
 from tests.vllm.server import Server
-from tests.vllm.topologies import TOPOLOGIES
+from tests.vllm.setup_vllm import wanted_version
+from tests.vllm.topologies import available
 
 every_topology = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.topology(name)) for name in TOPOLOGIES]
+    "name", [pytest.param(name, marks=pytest.mark.topology(name)) for name in available(wanted_version())]
 )
 
 

@@ -26,6 +26,8 @@ class Topology:
     """Load the plug-in that forces fork (the CPU platform insists on spawn)."""
     uds: bool = False
     """Listen on a unix socket instead of a port."""
+    since: str = "0.12.0"
+    """First vLLM that knows it (of those in the table of setup_vllm.py)."""
     answers: bool = True
     """Whether this CPU build can complete a request in this shape."""
 
@@ -83,8 +85,18 @@ TOPOLOGIES = {
             workers=2,
             env={"VLLM_PROCESS_NAME_PREFIX": "acme", "VLLM_RPC_BASE_PATH": "{work}/ipc"},
         ),
-        Topology("arena", ((*_TP2, "--enable-shm-tensor-arena"),), workers=2),
+        Topology("arena", ((*_TP2, "--enable-shm-tensor-arena"),), workers=2, since="0.32.0"),
         Topology("fork", (_TP2,), workers=2, env={"VLLM_WORKER_MULTIPROC_METHOD": "fork"}, plugin=True),
         Topology("uds", ((),), workers=1, uds=True),
     )
 }
+
+
+def available(version: str) -> list[str]:
+    """The topologies that a vLLM knows."""
+    number = _number(version)
+    return [name for name, topology in TOPOLOGIES.items() if _number(topology.since) <= number]
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
