@@ -90,6 +90,8 @@ class _HeldUp:
         busy = [w for w in self.workers if self._computes(w)]
         if self.act.state == "collective":
             yield self.undecided(4, f"{self.engine.label} waits in {self.act.doing} for the other engines")
+        elif self.act.state == "gpu_wait":
+            yield self.undecided(4, f"{self.engine.label} waits for the GPU and nothing moves")
         elif self.act.seen and self.act.state not in _WAITS:
             yield from self._engine_computes()
         elif asleep:

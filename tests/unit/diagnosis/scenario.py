@@ -102,6 +102,16 @@ WORKER_ALL_GATHER: Stack = (
     ("Worker.execute_model", "vllm/v1/worker/gpu_worker.py"),
     *_WORKER_LOOP,
 )
+ENGINE_RUNS_MODEL: Stack = (
+    ("Event.synchronize", "torch/cuda/streams.py"),
+    ("GPUModelRunner._to_list", "vllm/v1/worker/gpu_model_runner.py"),
+    ("Worker.execute_model", "vllm/v1/worker/gpu_worker.py"),
+    ("run_method", "vllm/v1/serial_utils.py"),
+    ("UniProcExecutor.collective_rpc", "vllm/v1/executor/uniproc_executor.py"),
+    ("EngineCore.step", CORE),
+    ("EngineCoreProc._process_engine_step", CORE),
+    *_LOOP,
+)
 WORKER_METHOD: Stack = (("LabExt.lab_busy", "labext.py"), ("run_method", "vllm/v1/serial_utils.py"), *_WORKER_LOOP)
 WORKER_IN_STORE: Stack = (
     ("_create_c10d_store", "torch/distributed/rendezvous.py"),
@@ -162,6 +172,8 @@ class Server:
     """A server of one engine with `tp` workers, idle until a test says otherwise: set fields, then take `snapshot`."""
 
     tp: int = 2
+    uniproc: bool = False
+    """The engine runs the model itself, as it does with TP=1 on GPUs: no worker, no ring."""
     version: str | None = "0.32.0"
     titles: bool = True
     stacks: dict[int, Stack | Sequence[Stack] | Missing] = field(default_factory=dict)
@@ -203,7 +215,7 @@ class Server:
 
     @property
     def workers(self) -> list[int]:
-        return [WORKER0 + k for k in range(self.tp)]
+        return [] if self.uniproc else [WORKER0 + k for k in range(self.tp)]
 
     def row(self, *flags: int) -> bytes:
         """One metadata row: written, then one flag per reader."""
@@ -324,6 +336,8 @@ class Server:
         return tuple(dumps)
 
     def _segments(self) -> list[Segment]:
+        if self.uniproc:
+            return []
         everything_read = b"\x01" * (10 * (1 + self.tp))
         here = [w for w in self.workers if w not in self.gone]
         engine = [] if ENGINE in self.gone else [ENGINE]

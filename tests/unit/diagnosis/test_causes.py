@@ -19,6 +19,7 @@ from .scenario import (
     ENGINE,
     ENGINE_BLOCKED,
     ENGINE_IDLE,
+    ENGINE_RUNS_MODEL,
     ENGINE_WAITS,
     ENGINE_WAITS_START,
     INPUT_POLLS,
@@ -527,3 +528,23 @@ def test_an_old_version_without_titles_is_read_by_its_tree() -> None:
 def test_everybody_idle_in_a_stack_of_idle_engine_names_itself_idle_with_evidence() -> None:
     verdict = judged(stacks={ENGINE: ENGINE_IDLE}).verdict
     assert any("no unread" in words for words in verdict.evidence)
+
+
+def test_without_worker_and_ring_an_idle_engine_is_idle_as_tp1_on_gpus_always_is() -> None:
+    found = judged(uniproc=True, tp=1)
+    assert found.verdict.cause == "idle"
+    assert [layer.status for layer in found.layers] == ["ok"] * 5
+    assert "runs the model itself" in found.layers[2].summary
+
+
+def test_an_engine_that_runs_the_model_itself_serves_while_its_counters_move() -> None:
+    counted = ({"generation_tokens_total": 5.0}, {"generation_tokens_total": 9.0})
+    found = judged(uniproc=True, tp=1, stacks={ENGINE: ENGINE_RUNS_MODEL}, metrics=counted)
+    assert found.verdict.cause == "serving"
+
+
+def test_an_engine_alone_that_waits_for_the_gpu_for_ever_is_a_stall_of_layer_4_not_decided_further() -> None:
+    running = {"num_requests_running": 1.0, "generation_tokens_total": 5.0}
+    verdict = judged(uniproc=True, tp=1, stacks={ENGINE: ENGINE_RUNS_MODEL}, metrics=(running, running)).verdict
+    assert (verdict.status, verdict.cause, verdict.layer) == ("critical", "unknown", 4)
+    assert "GPU" in verdict.summary

@@ -1,4 +1,4 @@
-"""The table behind the promise: every cause has its entry, a case, a look-alike, and a live fault or the reason why not."""
+"""The table behind the promise: every cause has an entry, a case, a look-alike, and a live fault or why not."""
 
 from __future__ import annotations
 
