@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from vllmdiag.model.sockets import Socket
 from vllmdiag.model.view import ConnectionView, EndpointView, Party
+from vllmdiag.vllm.endpoints import between, kind_of_listener
 
 from .case import Case
-
-_HTTP_BACKLOG = 2048
 
 
 def endpoint_views(case: Case) -> tuple[EndpointView, ...]:
@@ -15,15 +16,24 @@ def endpoint_views(case: Case) -> tuple[EndpointView, ...]:
     place = {m.pid: i for i, m in enumerate(case.scene.instance.members)}
     bound = sorted(
         case.scene.listeners,
-        key=lambda s: (s.family != "unix", min((place.get(p, 99) for p in s.pids), default=99), s.local),
+        key=lambda s: (s.family != "unix", min((place.get(p, 99) for p in s.pids), default=99), s.inode),
     )
-    return tuple(_endpoint(case, listener) for listener in bound)
+    seen = [(listener, _binder(case, listener), _connections(case, listener)) for listener in bound]
+    purposes = _purposes(case, seen)
+    return tuple(
+        _endpoint(case, listener, binder, connections, purposes[listener.inode])
+        for listener, binder, connections in seen
+    )
 
 
-def _endpoint(case: Case, listener: Socket) -> EndpointView:
-    binder = next((p for p in listener.pids if p in case.scene.members), None)
-    connections = _connections(case, listener)
-    name, pattern = _purpose(case, listener, binder, connections)
+def _binder(case: Case, listener: Socket) -> int | None:
+    return next((p for p in listener.pids if p in case.scene.members), None)
+
+
+def _endpoint(
+    case: Case, listener: Socket, binder: int | None, connections: tuple[ConnectionView, ...], purpose: tuple[str, str]
+) -> EndpointView:
+    name, pattern = purpose
     unix = listener.family == "unix"
     return EndpointView(
         name=name,
@@ -86,38 +96,52 @@ def _stuck(sock: Socket, peer: Socket | None) -> bool:
     return False
 
 
-def _purpose(
-    case: Case, listener: Socket, binder: int | None, connections: tuple[ConnectionView, ...]
-) -> tuple[str, str]:
-    """(what it is for, socket pattern), from role of the binder, roles of the peers and, for TCP, the backlog."""
+_Seen = tuple[Socket, int | None, tuple[ConnectionView, ...]]
+
+
+def _purposes(case: Case, seen: list[_Seen]) -> dict[int, tuple[str, str]]:
+    """(name, socket pattern) by inode of the listener.
+
+    Several endpoints may have the same pair of roles at their ends (input and output of an engine, overflow and wake-up
+    of a ring). vLLM opens them in a fixed order, and the kernel numbers sockets in the order they are opened.
+    """
     scene = case.scene
-    role = scene.members[binder].role if binder is not None else ""
-    peers = {scene.members[c.peer.pid].role for c in connections if c.peer.pid in scene.members}
-    if listener.family != "unix":
-        if listener.port in scene.http_ports and role in ("APIServer", "Launcher"):
-            return "HTTP", ""
-        if listener.send_q in (100, 128):
-            return _zmq_purpose(role, peers)
-        return ("HTTP" if listener.send_q == _HTTP_BACKLOG else "gloo or TCPStore"), ""
-    return _zmq_purpose(role, peers)
+    alike: dict[tuple[int, str, str], list[int]] = defaultdict(list)
+    named: dict[int, tuple[str, str]] = {}
+    for listener, binder, connections in seen:
+        peers = sorted({scene.members[c.peer.pid].role for c in connections if c.peer.pid in scene.members})
+        tcp = _tcp_purpose(case, listener, binder)
+        named[listener.inode] = (tcp or "not told: nobody is connected", "")
+        if binder is not None and peers and (listener.family == "unix" or tcp is None):
+            alike[binder, peers[0], "ipc" if listener.family == "unix" else "tcp"].append(listener.inode)
+    for (binder, peer, transport), inodes in alike.items():
+        kinds = [
+            e
+            for e in between(scene.members[binder].role, peer, scene.version)
+            if transport in e.transport and (e.phase == "serving" or case.starting)
+        ]
+        exact = len(kinds) == len(inodes)
+        for number, inode in enumerate(sorted(inodes)):
+            fitting = kinds[number : number + 1] if exact else kinds
+            if fitting:
+                named[inode] = (
+                    " or ".join(dict.fromkeys(e.name for e in fitting)),
+                    " or ".join(dict.fromkeys(e.pattern for e in fitting)),
+                )
+    return named
 
 
-def _zmq_purpose(role: str, peers: set[str]) -> tuple[str, str]:
-    if role in ("APIServer", "Driver", "Launcher"):
-        return (
-            ("engine input or output", "ROUTER <- DEALER or PULL <- PUSH")
-            if peers != set()
-            else ("engine input, output or handshake", "")
-        )
-    if role == "EngineCore":
-        return "broadcast ring: wake-up or overflow", "PUB -> SUB or XPUB -> SUB"
-    if role in ("Worker", "RayWorker"):
-        if peers == {"EngineCore"}:
-            return "response ring: wake-up or overflow", "PUB -> SUB or XPUB -> SUB"
-        return "group ring: wake-up or overflow", "PUB -> SUB or XPUB -> SUB"
-    if role == "DPCoordinator":
-        return "coordinator: publish or output", "XPUB -> SUB or PULL <- PUSH"
-    return "unknown", ""
+def _tcp_purpose(case: Case, listener: Socket, binder: int | None) -> str | None:
+    """What a TCP listener is by its port or its backlog; None for one of ZMQ, and for a path."""
+    if listener.family == "unix":
+        return None
+    role = case.scene.members[binder].role if binder is not None else ""
+    if listener.port in case.scene.http_ports and role in ("APIServer", "Launcher"):
+        return "HTTP"
+    kind = kind_of_listener(listener.send_q or 0)
+    if kind is None:
+        return "not told"
+    return None if kind.kind == "zmq" else {"http": "HTTP", "group": "gloo or TCPStore"}[kind.kind]
 
 
 def _expected(case: Case, name: str, binder: int | None, connections: tuple[ConnectionView, ...]) -> tuple[Party, ...]:
@@ -126,9 +150,9 @@ def _expected(case: Case, name: str, binder: int | None, connections: tuple[Conn
         return ()
     scene = case.scene
     present = {c.peer.pid for c in connections}
-    if name.startswith("broadcast ring"):
+    if name.startswith("broadcast "):
         wanted = [w.pid for w in scene.instance.workers_of(binder)]
-    elif name.startswith("response ring"):
+    elif name.startswith("response "):
         engine = scene.members[binder].engine_pid
         wanted = [engine] if engine is not None else []
     else:

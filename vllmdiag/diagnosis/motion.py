@@ -14,7 +14,7 @@ from .activity import IDLE, WAITING, Activity
 from .rings import BROADCAST, RESPONSE, Ring
 from .scene import Scene
 
-_COUNTS = ("_total", "_count")
+_COUNTS = ("_total", "_count", "_sum")
 """How the names of counters end; everything else is a gauge, which repeats what was and proves no motion."""
 _BACKLOG_BYTES = 1
 _STARTUP_CPU = 0.05
@@ -148,7 +148,7 @@ def _backlog(scene: Scene, engine: Member) -> list[str]:
 
 def is_counter(name: str) -> bool:
     """It only grows: a change is motion."""
-    return name.endswith(_COUNTS)
+    return name.partition(":")[0].endswith(_COUNTS)
 
 
 def idle(acts: Mapping[int, Activity], pids: Sequence[int]) -> bool:
