@@ -9,6 +9,7 @@ import msgspec
 from vllmdiag.cli.options import Common, Format
 from vllmdiag.cli.output import progress
 from vllmdiag.model.errors import ExitCode
+from vllmdiag.model.process import Frame
 from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.model.view import InstanceView
 from vllmdiag.render.document import to_json
@@ -28,12 +29,22 @@ def snapshot(common: Common, depth: str) -> Snapshot:
         TargetError: no such instance, or several to choose from.
     """
     from vllmdiag.sources.collect import collect
+    from vllmdiag.sources.viewer import started
 
     say = progress(common.output.verbose)
+    window_s = _window_s(common, depth)
     try:
-        return collect(common.target, common.port, _window_s(common, depth), depth, say)
+        return collect(common.target, common.port, window_s, depth, say, asked=started(), meanwhile=_prepare)
     finally:
         say("")
+
+
+def _prepare() -> None:
+    """Load while the window passes what the judging will need, so that the answer is there when the window ends."""
+    from vllmdiag.diagnosis import judge, view  # noqa: F401
+    from vllmdiag.vllm.signatures import match
+
+    match((Frame(name="", file=""),))  # reads the table and compiles it
 
 
 def _window_s(common: Common, depth: str) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import selectors
 import subprocess
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, NamedTuple
 
 REAP_S = 0.5
@@ -28,13 +29,14 @@ class Output(NamedTuple):
     """Killed because it wrote more than was allowed."""
 
 
-def run(command: Sequence[str], deadline: float, max_bytes: int) -> Output:
+def run(command: Sequence[str], deadline: float, max_bytes: int, stop: threading.Event | None = None) -> Output:
     """Run a program without a shell and without input, and collect both its outputs.
 
     Args:
         command: program and arguments.
         deadline: on the clock of `time.monotonic`; after it the program gets SIGKILL.
         max_bytes: of stdout and stderr together.
+        stop: nobody wants the answer any more: the same as the deadline, within 0.1 s of being set.
 
     Raises:
         OSError: it cannot be started.
@@ -46,28 +48,37 @@ def run(command: Sequence[str], deadline: float, max_bytes: int) -> Output:
             for name, pipe in (("out", child.stdout), ("err", child.stderr)):
                 if pipe is not None:
                     ready.register(pipe, selectors.EVENT_READ, (name, pipe))
-            too_much = _drain(child, ready, texts, deadline, max_bytes)
-        code = None if too_much else child.wait(max(0.0, deadline - time.monotonic()))
+            too_much = _drain(child, ready, texts, _left(deadline, stop), max_bytes)
+        code = None if too_much else _wait(child, _left(deadline, stop))
         return Output(code, bytes(texts["out"]), bytes(texts["err"]), too_much=too_much)
-    except (TimeoutError, subprocess.TimeoutExpired):
+    except TimeoutError:
         return Output(None, bytes(texts["out"]), bytes(texts["err"]), late=True)
     finally:
         _end(child)
+
+
+def _left(deadline: float, stop: threading.Event | None) -> Callable[[], float]:
+    """Seconds to wait before asking again, at most `POLL_S`; what it returns raises TimeoutError when it is over."""
+
+    def left() -> float:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0 or (stop is not None and stop.is_set()):
+            raise TimeoutError
+        return min(seconds, POLL_S)
+
+    return left
 
 
 def _drain(
     child: subprocess.Popen[bytes],
     ready: selectors.BaseSelector,
     texts: dict[str, bytearray],
-    deadline: float,
+    left: Callable[[], float],
     max_bytes: int,
 ) -> bool:
     """Read until both pipes are closed. True when there was too much. Raises TimeoutError."""
     while ready.get_map():
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        events = ready.select(min(left, POLL_S))
+        events = ready.select(left())
         if not events and child.poll() is not None:
             return False  # it has ended, but a process of its own, or a fork of ours, still holds the pipe
         for key, _ in events:
@@ -79,6 +90,13 @@ def _drain(
         if sum(map(len, texts.values())) > max_bytes:
             return True
     return False
+
+
+def _wait(child: subprocess.Popen[bytes], left: Callable[[], float]) -> int:
+    """The exit code of a child that has closed its outputs. Raises TimeoutError."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(left())
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

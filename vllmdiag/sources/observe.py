@@ -17,7 +17,7 @@ from vllmdiag.vllm import footprint
 
 from . import deadline, procfs
 from .fds import DELETED, descriptors
-from .proc import parse_fields
+from .proc import parse_fields, parse_stat
 
 T = TypeVar("T")
 
@@ -58,8 +58,25 @@ def observe_all(
     files = [(base.pid, name) for base in bases for name in names]
     answers = iter(deadline.each(partial(_read, root), files, group=itemgetter(0)))
     seen = [look.finish({name: next(answers) for name in names}, allowed) for look in looks]
+    seen = [_of_the_same(process, base, root) for process, base in zip(seen, bases, strict=True)]
     versions = _Versions(root)
     return [msgspec.structs.replace(process, vllm_version=versions.of(process)) for process in seen]
+
+
+def _of_the_same(process: Process, base: Process, root: str) -> Process:
+    """Without anything that may have been read of another process, which has been given the pid meanwhile."""
+    try:
+        stat = parse_stat(procfs.read(procfs.proc(root, base.pid, "stat")))
+    except OSError:
+        return process  # nobody has the pid: what could be read was read in time
+    if stat is None or stat.starttime == base.starttime:
+        return process
+    hole = Missing(
+        what=f"facts of pid {base.pid}", why="it has ended, and another process has its pid now", next="vllmdiag ps"
+    )
+    return msgspec.structs.replace(
+        base, exe=hole, limits=hole, namespaces=hole, shm_fds=hole, socket_inodes=hole, missing=(*base.missing, hole)
+    )
 
 
 class _Look:

@@ -55,7 +55,7 @@ def pids(root: str) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def uptime(root: str) -> float:
+def uptime(root: str = "/") -> float:
     """Seconds since boot, on the clock that `starttime` uses."""
     if root == "/":
         # Not /proc/uptime: lxcfs shows the age of the container there, while starttime counts from the boot.

@@ -150,6 +150,13 @@ class _Track:
 
     def poll(self, t: float) -> None:
         """Read the flags once; most often they are what they were."""
+        try:
+            self._look(t)
+        except OSError as error:  # a file system that gives up, not a process that ends
+            self._hole = procfs.missing(f"flags of {self._segment.path}", error)
+            self.close()
+
+    def _look(self, t: float) -> None:
         if self.fd is None:
             return
         tail = os.pread(self.fd, self._tail_bytes, self._offset)

@@ -67,11 +67,20 @@ class StackSampler:
         self._pausing = native or blocking  # native frames cannot be read without a pause
         self._mode = ("--native",) if native else () if blocking else ("--nonblocking",)
         self._hopeless: dict[int, Missing] = {}
+        self._stopped = threading.Event()
 
-    def dump(self, t: float) -> dict[int, StackDump]:
-        """One dump of every process, `t` seconds after the start of the window. Takes at most the deadline.
+    def stop(self) -> None:
+        """Give up: a dump in progress ends within 0.1 s, its helpers killed and reaped; no other one begins."""
+        self._stopped.set()
+
+    def dump(self, t: float, deadline_s: float | None = None) -> dict[int, StackDump]:
+        """One dump of every process. Takes at most the deadline.
 
         A process that is gone or runs no Python is asked once; later dumps repeat the answer.
+
+        Args:
+            t: seconds after the start of the window, recorded as it is.
+            deadline_s: for this dump, where less time is left than the sampler was given.
 
         Raises:
             UsageError: a pausing mode was asked for and a process is stopped, traced or in uninterruptible sleep:
@@ -79,6 +88,7 @@ class StackSampler:
         """
         if self._pausing:
             self._refuse_stuck()
+        patience_s = self._deadline_s if deadline_s is None else deadline_s
         start = time.monotonic()
         dumps: dict[int, StackDump] = {}
         # A helper that hangs costs no CPU, one that works does: let some more run than there are processors.
@@ -87,7 +97,7 @@ class StackSampler:
         def work(pid: int) -> None:
             with slots:
                 began = time.monotonic()
-                threads = self._stacks(pid, start + self._deadline_s)
+                threads = self._stacks(pid, start + patience_s, patience_s)
                 took = time.monotonic() - began
                 dumps[pid] = StackDump(t=t + began - start, threads=threads, took_s=took)
 
@@ -108,7 +118,7 @@ class StackSampler:
                     next="use the default mode, which pauses nothing",
                 )
 
-    def _stacks(self, pid: int, deadline: float) -> tuple[ThreadStack, ...] | Missing:
+    def _stacks(self, pid: int, deadline: float, patience_s: float) -> tuple[ThreadStack, ...] | Missing:
         if isinstance(self._py_spy, Missing):
             return self._py_spy
         if pid in self._hopeless:
@@ -117,17 +127,17 @@ class StackSampler:
         result: tuple[ThreadStack, ...] | Missing = _missing(pid, "late: not started before the deadline", _RETRY)
         for _ in range(ATTEMPTS):
             hopeless = _dead(pid)
-            if hopeless is None and time.monotonic() < deadline:
+            if hopeless is None and time.monotonic() < deadline and not self._stopped.is_set():
                 try:
-                    output = helper.run(command, deadline, MAX_OUTPUT)
+                    output = helper.run(command, deadline, MAX_OUTPUT, self._stopped)
                 except OSError as error:
                     return procfs.missing(f"stacks of pid {pid}", error, hint="reinstall py-spy")
                 hopeless = _refused(pid, output)
-                result = hopeless or _judge(pid, output, self._deadline_s)
+                result = hopeless or _judge(pid, output, patience_s)
             if hopeless:
                 self._hopeless[pid] = hopeless
                 return hopeless
-            if time.monotonic() >= deadline or _complete(result):
+            if time.monotonic() >= deadline or self._stopped.is_set() or _complete(result):
                 break
         return result
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Collection
 
 from vllmdiag.model.snapshot import Node, Viewer
 
 from . import procfs
-from .proc import parse_fields
+from .proc import parse_fields, parse_stat
 
 # linux/capability.h, in the order of their bits.
 _CAPABILITIES = (
@@ -86,6 +87,13 @@ def viewer(root: str = "/", target_uids: Collection[int | None] = ()) -> Viewer:
         hidepid=hidepid(root),
         namespaces=_namespaces(root),
     )
+
+
+def started() -> float:
+    """When this process was started, on the clock of `time.monotonic`; exact to 10 ms."""
+    stat = parse_stat(procfs.read(procfs.proc("/", "self", "stat")))
+    now = time.monotonic()
+    return now if stat is None else now - max(0.0, procfs.uptime() - stat.starttime / procfs.CLOCK_TICKS)
 
 
 def node(root: str = "/") -> Node:

@@ -31,10 +31,19 @@ class Machine:
         self.asked: list[tuple[int | None, int | None, float, str]] = []
 
     def collect(
-        self, target: int | None, port: int | None, window_s: float, depth: str, progress: Callable[[str], None]
+        self,
+        target: int | None,
+        port: int | None,
+        window_s: float,
+        depth: str,
+        progress: Callable[[str], None],
+        *,
+        asked: float,
+        meanwhile: Callable[[], None],
     ) -> Snapshot:
         self.asked.append((target, port, window_s, depth))
         progress("looking")
+        meanwhile()
         return Snapshot()
 
 
