@@ -221,18 +221,18 @@ def _unfaulted(case: Case, snapshot: Snapshot, layer: int) -> tuple[LayerStatus,
     scene = case.scene
     members = [m for m in scene.instance.members if m.role not in ("Helper", "ResourceTracker")]
     if layer == 1:
-        return "ok", f"{len(members)} processes, none stopped or dead"
+        return "ok", f"{_count(len(members), 'process', 'processes')}, none stopped or dead"
     if layer == 2:
         if case.starting:
             return "ok", "start-up advances" if case.starting_motion else "start-up waits"
         blind = [m.label for m in (*scene.engines, *scene.servers) if not scene.sockets_known(m.pid)]
         if blind:
             return "unknown", f"descriptors of {', '.join(blind)} not readable: run as the same user or root"
-        return "ok", f"{len(scene.listeners)} endpoints bound"
+        return "ok", f"{_count(len(scene.listeners), 'endpoint')} bound"
     if layer == 3:
         if case.rings:
             looks = sum(r.segment.polls for r in case.rings)
-            return "ok", f"{len(case.rings)} rings, {looks} looks, nothing stuck"
+            return "ok", f"{_count(len(case.rings), 'ring')}, {_count(looks, 'look')}, nothing stuck"
         if scene.workers and not case.starting:
             return "unknown", "no ring could be read: run as the same user or root"
         return "ok", "no ring: the engine runs the model itself" if not case.starting else "no ring yet"
@@ -250,6 +250,10 @@ def _unfaulted(case: Case, snapshot: Snapshot, layer: int) -> tuple[LayerStatus,
     if answered is None:
         return "unknown", f"/health: {probes[0].error}"
     return "ok", f"/health {answered.status} in {(answered.total_s or 0) * 1000:.0f} ms, no client holds back"
+
+
+def _count(n: int, one: str, many: str = "") -> str:
+    return f"{n} {one if n == 1 else many or one + 's'}"
 
 
 def missing_of(snapshot: Snapshot) -> tuple[Missing, ...]:

@@ -11,6 +11,7 @@ from .versions import in_range
 
 
 class _Recheck(msgspec.Struct, frozen=True):
+    pings_since: str
     recheck_s: float
     source: str
     since: str | None = None
@@ -30,3 +31,12 @@ def recheck_s(version: str | None) -> float | None:
     """
     table = _table()
     return table.recheck_s if in_range(version, table.since, table.until) else None
+
+
+def pings(version: str | None) -> bool:
+    """Whether a writer pings its sleeping readers; before, readers never slept.
+
+    Args:
+        version: version of vLLM; where unknown it is taken to ping.
+    """
+    return in_range(version, _table().pings_since, None)
