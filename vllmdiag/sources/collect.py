@@ -55,7 +55,7 @@ def collect(
     window_s -= min(window_s * _START_SHARE, began - (asked or began))
     progress("looking for vLLM")
     processes, instances = target.running(root)
-    instance = target.choose(instances, processes, pid, port)
+    instance = target.choose(instances, processes, pid, port, root)
     if instance is None:
         seen = collect_host(root)
         if not any(_left_behind(s) for s in seen.segments):

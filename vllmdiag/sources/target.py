@@ -9,6 +9,8 @@ from vllmdiag.vllm.instances import Instance, Member, find_instances
 
 from . import proc, viewer
 
+_UNHIDE = "run as root, or as the user that runs vLLM"
+
 
 def running(root: str = "/") -> tuple[list[Process], tuple[Instance, ...]]:
     """Every process of the host, and the instances among them."""
@@ -17,7 +19,7 @@ def running(root: str = "/") -> tuple[list[Process], tuple[Instance, ...]]:
 
 
 def choose(
-    instances: tuple[Instance, ...], processes: list[Process], target: int | None, port: int | None
+    instances: tuple[Instance, ...], processes: list[Process], target: int | None, port: int | None, root: str = "/"
 ) -> Instance | None:
     """The instance that the user means; None where there is none at all and none was asked for.
 
@@ -25,7 +27,7 @@ def choose(
         TargetError: the pid or port belongs to no instance, or there are several and none was named.
     """
     if target is not None:
-        return _by_pid(instances, processes, target)
+        return _by_pid(instances, processes, target, root)
     if port is not None:
         found = [
             i for i in instances if i.options is not None and i.options.port == port and i.of("APIServer", "Launcher")
@@ -34,7 +36,7 @@ def choose(
             return found[0]
         raise TargetError(
             f"no vLLM instance serves port {port}" if not found else f"several instances claim port {port}",
-            why=_list(instances, processes) or "no vLLM process is visible",
+            why=_list(instances, processes) or _hidden(root) or "no vLLM process is visible",
             next="give a pid: vllmdiag diagnose PID",
         )
     if len(instances) > 1:
@@ -48,13 +50,8 @@ def choose(
 
 def nothing_found(root: str = "/") -> TargetError:
     """The error for a host on which no vLLM is visible, with the reason why some may be hidden."""
-    hidden = viewer.hidepid(root)
-    if hidden and not viewer.sees_all_pids(root):
-        return TargetError(
-            "no vLLM process is visible",
-            why=f"/proc is mounted with hidepid={hidden}: processes of other users are hidden from you",
-            next="run as root, or as the user that runs vLLM",
-        )
+    if hidden := _hidden(root):
+        return TargetError("no vLLM process is visible", why=hidden, next=_UNHIDE)
     return TargetError(
         "no vLLM process is running here",
         why="no process of this pid namespace has the command line, title or tree of vLLM",
@@ -62,12 +59,22 @@ def nothing_found(root: str = "/") -> TargetError:
     )
 
 
-def _by_pid(instances: tuple[Instance, ...], processes: list[Process], target: int) -> Instance:
+def _hidden(root: str) -> str:
+    """Why processes of other users may be hidden from us; empty where they are not."""
+    option = viewer.hidepid(root)
+    if not option or viewer.may_ptrace(root):
+        return ""
+    return f"/proc is mounted with hidepid={option}: processes of other users are hidden from you"
+
+
+def _by_pid(instances: tuple[Instance, ...], processes: list[Process], target: int, root: str) -> Instance:
     for instance in instances:
         if target in instance.pids:
             return instance
     process = next((p for p in processes if p.pid == target), None)
     if process is None:
+        if hidden := _hidden(root):
+            raise TargetError(f"process {target} is not visible", why=hidden, next=_UNHIDE)
         raise TargetError(
             f"there is no process {target}",
             why=_list(instances, processes) or "it has ended, or lives in another pid namespace",

@@ -128,8 +128,12 @@ def sees_all_pids(root: str = "/") -> bool:
     with contextlib.suppress(OSError):  # a recorded tree has no such link
         if os.readlink(os.path.join(root, "proc", "self", "ns", "pid")) != _INITIAL_PID_NAMESPACE:
             return False
-    capabilities = decode_capabilities(int(_fields(root, "self", "status").get("CapEff", "0"), 16))
-    return hidepid(root) < 2 or _SYS_PTRACE in capabilities
+    return hidepid(root) < 2 or may_ptrace(root)
+
+
+def may_ptrace(root: str = "/") -> bool:
+    """Whether we have CAP_SYS_PTRACE, before which no option of /proc hides anything."""
+    return _SYS_PTRACE in decode_capabilities(int(_fields(root, "self", "status").get("CapEff", "0"), 16))
 
 
 def decode_capabilities(mask: int) -> tuple[str, ...]:

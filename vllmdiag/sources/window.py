@@ -66,7 +66,7 @@ class Window:
         self.root, self.window_s, self.depth, self.say = root, window_s, depth, progress
         self.instance = instance
         self.core = [by_pid[m.pid] for m in instance.members if m.role not in _ASIDE]
-        self.aside = [by_pid[m.pid] for m in instance.members if m.role in _ASIDE]
+        self.aside = [by_pid[m.pid] for m in instance.members if m.role in _ASIDE and not _ours(by_pid[m.pid])]
         self.context = [by_pid[p] for p in others] + [
             by_pid[ppid] for ppid in {by_pid[r].ppid for r in instance.roots} if ppid in by_pid and ppid not in others
         ]
@@ -304,13 +304,7 @@ class Window:
         now = next((i for i in find_instances(processes) if set(self.samples) & set(i.pids)), None)
         if now is None:
             return []
-        return [
-            p
-            for p in processes
-            if p.pid in now.pids
-            and (p.pid, p.starttime) not in before
-            and os.getpid() not in (p.pid, p.ppid)  # started by the server: ourselves and our helpers are no motion
-        ]
+        return [p for p in processes if p.pid in now.pids and (p.pid, p.starttime) not in before and not _ours(p)]
 
     def _with_heads(self, segment: Segment) -> Segment:
         """Overflow marks and lengths of the slots, under each geometry that the size allows."""
@@ -336,6 +330,11 @@ class Window:
             method, length, overflow = method_of(data)
             found.append(PeekedSlot(slot=slot, method=method, length=length, overflow=overflow))
         return tuple(found)
+
+
+def _ours(process: Process) -> bool:
+    """Ourselves or a child of ours: where the server itself has started us, that is no sign of life of it."""
+    return os.getpid() in (process.pid, process.ppid)
 
 
 def _words(process: Process) -> Iterable[str]:

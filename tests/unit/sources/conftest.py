@@ -91,14 +91,18 @@ def eventually() -> Callable[[Callable[[], T]], T]:
 
 
 @pytest.fixture
-def as_nobody() -> Callable[[Callable[[], T]], T]:
-    """Call a function in a fork that has no privilege at all, and return what it returned (as root only)."""
+def as_nobody() -> Callable[..., Any]:
+    """Call a function in a fork that has no privilege at all, and return what it returned (as root only).
 
-    def drop_and_call(function: Callable[[], T]) -> T:
+    A second function is called before, with every privilege.
+    """
+
+    def drop_and_call(function: Callable[[], T], before: Callable[[], object] = lambda: None) -> T:
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
+                before()
                 os.setgroups([])
                 os.setgid(NOBODY)
                 os.setuid(NOBODY)
