@@ -1,0 +1,1 @@
+"""See `vllmdiag.lab.vllm`."""
