@@ -8,7 +8,7 @@ from .base import Fact, Missing
 from .http import HttpProbe, MetricsScrape
 from .process import Process
 from .shm import Segment, ShmMount
-from .sockets import Socket
+from .sockets import Socket, ZmtpProbe
 
 SNAPSHOT_SCHEMA = "vllmdiag.snapshot/1"
 
@@ -82,6 +82,8 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     segments: tuple[Segment, ...] = ()
     shm_mounts: tuple[ShmMount, ...] = ()
     sockets: tuple[Socket, ...] = ()
+    zmtp: tuple[ZmtpProbe, ...] = ()
+    """One for each ZMQ listener of the instance; empty without ``--probe-zmq``."""
     http: tuple[HttpProbe, ...] = ()
     metrics: tuple[MetricsScrape, ...] = ()
     kernel_lines: tuple[KernelLine, ...] = ()

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from .base import Fact
+
+ProbeOutcome = Literal[
+    "ready", "silent", "closed", "full", "refused", "gone", "unexpected", "unreachable", "not-permitted", "gated"
+]
+"""What became of a probe.
+
+``ready``: it told its type. ``silent``: the kernel accepted, nobody spoke: the IO thread of the owner does not run.
+``closed``: hung up in mid-greeting. ``full``: the accept queue is full. ``refused``: the file is there, nobody listens.
+``gone``: the file is not there. ``unexpected``: not what a ZMQ peer says. ``unreachable``: no way to it from here.
+``not-permitted``: the kernel refuses it to us. ``gated``: not tried, because it could have done harm or proved nothing.
+"""
 
 
 class SocketSample(Fact, frozen=True, kw_only=True):
@@ -67,3 +80,29 @@ class Socket(Fact, frozen=True, kw_only=True):
     def pids(self) -> tuple[int, ...]:
         """Processes that have it open."""
         return tuple(owner.pid for owner in self.owners)
+
+
+class ZmtpProbe(Fact, frozen=True, kw_only=True):
+    """What a ZMQ listener answered when it was asked for its type (``--probe-zmq``), or why it was not asked."""
+
+    endpoint: str
+    """``ipc:///tmp/...`` or ``tcp://127.0.0.1:5557``."""
+    inode: int
+    """Of the listener."""
+    owner: int | None = None
+    """Pid that binds it."""
+    outcome: ProbeOutcome
+    socket_type: str = ""
+    """``ROUTER``, ``XPUB`` ...; empty where it was not told."""
+    identity: str = ""
+    """Routing id in hexadecimal; empty where unset, not told, or longer than 16 bytes."""
+    identity_length: int | None = None
+    """Bytes of the routing id; None where the socket's type sends none."""
+    version: str = ""
+    """Of ZMTP, as the listener announced it: ``3.1``."""
+    took_s: float | None = None
+    """From the connect to the answer, or to when it was given up; None where nothing was tried."""
+    reason: str = ""
+    """In words, unless it was ``ready``."""
+    next: str = ""
+    """What would make it possible, or what to look at instead."""

@@ -16,6 +16,7 @@ from .http import HttpProbe
 from .process import Frame
 from .ring import Geometry, RingState
 from .shm import PeekedSlot
+from .sockets import ZmtpProbe
 
 VIEW_SCHEMA = "vllmdiag.view/1"
 INSTANCES_SCHEMA = "vllmdiag.instances/1"
@@ -204,6 +205,8 @@ class EndpointView(Fact, frozen=True, kw_only=True):
     connections: tuple[ConnectionView, ...] = ()
     expected: tuple[Party, ...] = ()
     """Members that should be connected and are not."""
+    probe: ZmtpProbe | None = None
+    """Only with ``--probe-zmq``, and only of a ZMQ listener."""
 
 
 class StackView(Fact, frozen=True, kw_only=True):
