@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
+import typer
 
 from vllmdiag.cli.options import Common, Format
 from vllmdiag.cli.output import progress
@@ -18,12 +20,26 @@ from vllmdiag.render.page import Style
 _ALWAYS = {"schema", "observed_at", "window_s", "vllm_version", "model", "node", "port", "missing"}
 
 
-def snapshot(common: Common, depth: str) -> Snapshot:
+ProbeZmq = Annotated[
+    bool,
+    typer.Option(
+        "--probe-zmq",
+        help="Ask every ZMQ endpoint for its type, once the window is over. It costs the server one connection to each,"
+        " closed before the handshake is over: no message is sent or lost, and nothing but a socket monitor can notice"
+        " it. Where it could do harm or prove nothing it is not done, and the reason is shown. Up to 1 s for each"
+        " endpoint, 6 s for all.",
+    ),
+]
+"""The option of the verbs that know about endpoints."""
+
+
+def snapshot(common: Common, depth: str, probe_zmq: bool = False) -> Snapshot:
     """Watch the instance for the window.
 
     Args:
         common: target, port, window and verbosity.
         depth: the verb, which says how much is needed.
+        probe_zmq: also ask its ZMQ endpoints for their types.
 
     Raises:
         TargetError: no such instance, or several to choose from.
@@ -34,9 +50,16 @@ def snapshot(common: Common, depth: str) -> Snapshot:
     say = progress(common.output.verbose)
     window_s = _window_s(common, depth)
     try:
-        return collect(common.target, common.port, window_s, depth, say, asked=started(), meanwhile=_prepare)
+        seen = collect(common.target, common.port, window_s, depth, say, asked=started(), meanwhile=_prepare)
+        return _probed(seen, say) if probe_zmq else seen
     finally:
         say("")
+
+
+def _probed(seen: Snapshot, say: Callable[[str], None]) -> Snapshot:
+    from vllmdiag.sources.probe import with_probes
+
+    return with_probes(seen, say)
 
 
 def _prepare() -> None:
@@ -53,11 +76,11 @@ def _window_s(common: Common, depth: str) -> float:
     return 3.0 if depth == "diagnose" else 1.0
 
 
-def instance_view(common: Common, depth: str) -> InstanceView:
+def instance_view(common: Common, depth: str, probe_zmq: bool = False) -> InstanceView:
     """Watch the instance, and see it by role and rank. Raises what `snapshot` raises."""
     from vllmdiag.diagnosis.view import view
 
-    return view(snapshot(common, depth))
+    return view(snapshot(common, depth, probe_zmq))
 
 
 def host_view() -> InstanceView:

@@ -35,16 +35,18 @@ def _endpoint(
 ) -> EndpointView:
     name, pattern = purpose
     unix = listener.family == "unix"
+    probe = next((p for p in case.scene.snapshot.zmtp if p.inode == listener.inode), None)
     return EndpointView(
         name=name,
         address=("ipc://" if unix else "tcp://") + listener.local,
-        pattern=pattern,
+        pattern=pattern or (probe.socket_type if probe is not None else ""),
         binder=_party(case, binder) if binder is not None else None,
         path_exists=listener.local not in case.scene.snapshot.ipc_paths_missing if unix else None,
         waiting=listener.recv_q,
         backlog=listener.send_q,
         connections=connections,
         expected=_expected(case, name, binder, connections),
+        probe=probe,
     )
 
 

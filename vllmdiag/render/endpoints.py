@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllmdiag.model.sockets import ZmtpProbe
 from vllmdiag.model.view import ConnectionView, EndpointView, InstanceView
 
 from .page import Page, Role, Span, Style, Text
@@ -32,6 +33,8 @@ def _endpoint(page: Page, endpoint: EndpointView) -> None:
         page.line(Span("! ", "bad"), f"{plural(endpoint.waiting, 'connection')}{limit} not accepted", indent=2)
     if endpoint.expected:
         page.line(Span("! ", "bad"), f"not connected: {whom(endpoint.expected)}", indent=2)
+    if endpoint.probe is not None:
+        page.line(*_probe(endpoint.probe), indent=2, hang=4)
     rows = [
         (
             Span(*_peers(group)),
@@ -42,6 +45,21 @@ def _endpoint(page: Page, endpoint: EndpointView) -> None:
         for group in _groups(endpoint.connections, page.style)
     ]
     page.table(rows, indent=2)
+
+
+def _probe(probe: ZmtpProbe) -> tuple[Text, ...]:
+    if probe.outcome == "ready":
+        identity = probe.identity or (f"of {probe.identity_length} bytes" if probe.identity_length else "")
+        named = f", identity {identity}" if identity else ""
+        return (f"probed: {probe.socket_type}, ZMTP {probe.version}{named}, answered in {_quick(probe.took_s)}",)
+    if probe.outcome in ("gated", "not-permitted"):
+        return (Span("? ", "warn"), f"not probed: {probe.reason}")
+    return (Span("! ", "bad"), f"probed: {probe.reason}")
+
+
+def _quick(seconds: float | None) -> str:
+    """Milliseconds: an IO thread that runs answers in fractions of one."""
+    return f"{(seconds or 0.0) * 1000:.1f} ms"
 
 
 def _groups(connections: tuple[ConnectionView, ...], style: Style) -> list[list[ConnectionView]]:

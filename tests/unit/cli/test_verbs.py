@@ -29,6 +29,7 @@ class Machine:
         self.diagnosis: Diagnosis = samples.critical()
         self.instances: tuple[InstanceLine, ...] = samples.instances()[:1]
         self.asked: list[tuple[int | None, int | None, float, str]] = []
+        self.probed = 0
 
     def collect(
         self,
@@ -46,6 +47,10 @@ class Machine:
         meanwhile()
         return Snapshot()
 
+    def with_probes(self, snapshot: Snapshot, progress: Callable[[str], None]) -> Snapshot:
+        self.probed += 1
+        return snapshot
+
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
@@ -62,6 +67,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         collect_host=Snapshot,
         list_instances=lambda: machine.instances,
     )
+    put("vllmdiag.sources.probe", with_probes=machine.with_probes)
     put("vllmdiag.diagnosis.judge", diagnose=lambda _snapshot: machine.diagnosis)
     put("vllmdiag.diagnosis.view", view=lambda _snapshot: machine.view)
     return machine
@@ -129,6 +135,23 @@ def test_target_port_and_window_reach_the_collector_with_the_depth_of_the_verb(m
     main(["diagnose", "--port", "8000", "--window", "10"])
     main(["ring", "--peek", "2839"])
     assert machine.asked == [(2839, None, 1.0, "ps"), (None, 8000, 10.0, "diagnose"), (2839, None, 1.0, "peek")]
+
+
+@pytest.mark.usefixtures("capsys")
+def test_endpoints_are_probed_only_where_it_is_asked_for(machine: Machine) -> None:
+    for verb in ("endpoints", "diagnose"):
+        before = machine.probed
+        main([verb])
+        assert machine.probed == before
+        main([verb, "--probe-zmq"])
+        assert machine.probed == before + 1
+
+
+@pytest.mark.parametrize("verb", ["endpoints", "diagnose"])
+def test_the_help_says_what_a_probe_costs(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == ExitCode.OK
+    said = " ".join(capsys.readouterr().out.split())
+    assert "It costs the server one connection to each" in said
 
 
 def test_ps_lists_the_instances_where_there_are_several_and_none_is_chosen(

@@ -18,6 +18,7 @@ from vllmdiag.model.http import HttpProbe
 from vllmdiag.model.process import Frame
 from vllmdiag.model.ring import Geometry, decode
 from vllmdiag.model.shm import PeekedSlot
+from vllmdiag.model.sockets import ZmtpProbe
 from vllmdiag.model.view import (
     ClientView,
     ConnectionView,
@@ -324,6 +325,16 @@ def instance() -> InstanceView:
                 binder=API,
                 path_exists=True,
                 connections=(ConnectionView(peer=CORE, to_peer=49152, stuck=True),),
+                probe=ZmtpProbe(
+                    endpoint="ipc:///tmp/1f0c",
+                    inode=1,
+                    owner=2839,
+                    outcome="ready",
+                    socket_type="ROUTER",
+                    identity_length=0,
+                    version="3.1",
+                    took_s=0.0004,
+                ),
             ),
             EndpointView(
                 name="ring notify",
@@ -332,6 +343,14 @@ def instance() -> InstanceView:
                 binder=CORE,
                 path_exists=False,
                 connections=(ConnectionView(peer=TP0), ConnectionView(peer=TP1)),
+                probe=ZmtpProbe(
+                    endpoint="ipc:///tmp/2b7e",
+                    inode=2,
+                    owner=2852,
+                    outcome="gone",
+                    took_s=0.0001,
+                    reason="the file is not there",
+                ),
             ),
             EndpointView(
                 name="unknown",
@@ -340,6 +359,14 @@ def instance() -> InstanceView:
                 waiting=3,
                 backlog=100,
                 expected=(Party(label="Worker_TP2"),),
+                probe=ZmtpProbe(
+                    endpoint="tcp://127.0.0.1:5557",
+                    inode=3,
+                    owner=2852,
+                    outcome="gated",
+                    reason="3 connections wait to be accepted already",
+                    next="vllmdiag diagnose",
+                ),
             ),
         ),
         clients=(

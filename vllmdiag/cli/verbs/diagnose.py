@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllmdiag.cli.look import snapshot
+from vllmdiag.cli.look import ProbeZmq, snapshot
 from vllmdiag.cli.options import Common, Format
 from vllmdiag.model.errors import ExitCode
 from vllmdiag.render.document import to_json
@@ -27,11 +27,11 @@ _EXIT = {
 }
 
 
-def run(common: Common) -> int:
+def run(common: Common, probe_zmq: ProbeZmq = False) -> int:
     """Name the first blocker."""
     from vllmdiag.diagnosis.judge import diagnose
 
-    diagnosis = diagnose(snapshot(common, "diagnose"))
+    diagnosis = diagnose(snapshot(common, "diagnose", probe_zmq))
     as_json = common.format is Format.JSON
     common.output.write(to_json(diagnosis) if as_json else diagnosis_text(diagnosis, common.output.style))
     return _EXIT[diagnosis.verdict.status]
