@@ -22,6 +22,8 @@ VERBS = {
     "ring": "Shared-memory queues: slots, readers that lag, messages per second.",
     "stacks": "Python stacks of every process, equal ones folded.",
     "client": "The HTTP side: connections, health, counters that move.",
+    "playbook": "What to do about a cause, found by its name or by a symptom.",
+    "explain": "What a cause or a term means, in plain words.",
     "schema": "JSON Schema of the documents.",
 }
 """Verb -> what it does, in the order of the help. The module is `vllmdiag.cli.verbs.NAME` (a blank becomes ``_``)."""

@@ -34,6 +34,16 @@ Color = Annotated[
     typer.Option("--color", help="Colour: on a terminal (auto), always or never; NO_COLOR is honoured."),
 ]
 Ascii = Annotated[bool, typer.Option("--ascii", help="ASCII characters only.")]
+Destination = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there.")]
+
+
+def output_of(
+    context: typer.Context, file: Path | None, color: ColorWhen | None, ascii: bool, verbose: int = 0
+) -> Output:
+    """Where and how to write; what stands before the verb counts where nothing stands after it."""
+    before = context.obj or {}
+    when = color or before.get("color") or ColorWhen.AUTO
+    return Output(file=file, color=when.value, ascii=ascii or before.get("ascii", False), verbose=verbose)
 
 
 class Common(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,22 +70,20 @@ def _common_options(
         ),
     ] = None,
     format: Annotated[Format, typer.Option("--format", "-f", help="Form of the product.")] = Format.TEXT,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there.")] = None,
+    output: Destination = None,
     verbose: Annotated[
         int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Say more, fold nothing.")
     ] = 0,
     color: Color = None,
     ascii: Ascii = False,
 ) -> Common:
-    """Gather the common options; what stands before the verb counts where nothing stands after it."""
-    before = context.obj or {}
-    when = color or before.get("color") or ColorWhen.AUTO
+    """Gather the common options."""
     return Common(
         target=target,
         port=port,
         window_s=window,
         format=format,
-        output=Output(file=output, color=when.value, ascii=ascii or before.get("ascii", False), verbose=verbose),
+        output=output_of(context, output, color, ascii, verbose),
     )
 
 

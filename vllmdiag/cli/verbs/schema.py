@@ -27,7 +27,7 @@ def run(
     """Print a schema, or the names of the documents."""
     if document is None:
         Output(file=output).write(
-            "".join(f"{name.ljust(11)} {identity}\n" for name, (identity, _) in DOCUMENTS.items())
+            "".join(f"{name.ljust(13)} {identity}\n" for name, (identity, _) in DOCUMENTS.items())
         )
     elif document in DOCUMENTS:
         Output(file=output).write(json_schema(document))
