@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from .base import Fact, Missing
+from .gpu import Accelerator, Driver, FlightRecord, RasReport
 from .http import HttpProbe, MetricsScrape
 from .process import Process
 from .shm import Segment, ShmMount
@@ -86,6 +87,12 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     """One for each ZMQ listener of the instance; empty without ``--probe-zmq``."""
     http: tuple[HttpProbe, ...] = ()
     metrics: tuple[MetricsScrape, ...] = ()
+    drivers: tuple[Driver, ...] = ()
+    """Of accelerators; empty on a machine without any."""
+    accelerators: tuple[Accelerator, ...] = ()
+    ras: tuple[RasReport, ...] = ()
+    """What NCCL says of its ranks, in the order of the answers."""
+    flight_records: tuple[FlightRecord, ...] = ()
     kernel_lines: tuple[KernelLine, ...] = ()
     log_lines: tuple[LogLine, ...] = ()
     ipc_paths_missing: tuple[str, ...] = ()
