@@ -14,7 +14,7 @@ from vllmdiag.vllm.layouts import classify_file
 from . import observe, proc, shm, target, viewer
 from .window import Progress, Window, now
 
-_START_SHARE = 0.1
+_START_SHARE = 0.25
 """The part of the window that the start of the program may take."""
 
 
@@ -45,7 +45,7 @@ def collect(
         progress: told in a few words what is going on.
         root: where /proc is looked up.
         asked: when the user asked, on `time.monotonic`. What has passed since then counts as a part of the window, up
-            to a tenth of it; the snapshot says how long the window really was.
+            to a quarter of it; the snapshot says how long the window really was.
         meanwhile: called once, early in the window when there is nothing to do but to wait.
 
     Raises:

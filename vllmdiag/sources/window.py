@@ -78,8 +78,8 @@ class Window:
         self.probes: list[HttpProbe] = []
         self.scrapes: list[MetricsScrape] = []
         self.t0 = began
-        self.closing_s = time.monotonic() - began
-        """How long the closing looks will take: they are another scan and little more."""
+        self.closing_s = 2 * (time.monotonic() - began)
+        """How long the closing looks may take: they are another scan, and as much again."""
         self.over = threading.Event()
         """Set when nobody waits for the result any more."""
 

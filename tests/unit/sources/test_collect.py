@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,11 @@ def test_the_window_is_as_long_as_asked_and_never_shorter_than_its_samples(fake:
         times = [sample.t for process in snapshot.processes for sample in process.samples]
         assert window_s <= snapshot.window_s
         assert max(times) <= snapshot.window_s
+
+
+def test_a_slow_start_takes_at_most_a_quarter_of_the_window(fake: fakes.Fake) -> None:
+    snapshot = collect(fake.api, window_s=1.0, asked=time.monotonic() - 100)
+    assert snapshot.window_s >= 0.75
 
 
 def test_every_member_may_die_in_mid_window(fake: fakes.Fake, eventually: Any) -> None:

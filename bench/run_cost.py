@@ -1,0 +1,135 @@
+"""What a whole `vllmdiag diagnose` takes, beside what py-spy alone takes over the same processes one after another.
+
+``python bench/run_cost.py [PID]``: PID is any process of a live instance; without one a small tree with the titles of
+vLLM is started. Prints the time beyond the window, with the machine as it is and with every processor kept busy.
+Exits with 1 where, on the machine as it is, that is more than the dumps of py-spy take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROUNDS = 5
+WINDOW_S = 3.0
+TREE = """
+import ctypes, os, sys, threading, time
+
+def title(text):
+    fields = open("/proc/self/stat").read().rsplit(")", 1)[1].split()
+    start, end = int(fields[45]), int(fields[46])
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text, len(text))
+
+def become(text, *below):
+    title(text)
+    for one in below:
+        if os.fork() == 0:
+            become(*one)
+    wait()
+
+def wait():
+    for _ in range(20):
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+    print(os.getpid(), flush=True)
+    time.sleep(3600)
+
+if os.fork() == 0:
+    become(b"VLLM::EngineCore", (b"VLLM::Worker_TP0",), (b"VLLM::Worker_TP1",))
+wait()
+"""
+
+
+@contextlib.contextmanager
+def tree() -> Iterator[int]:
+    """Four processes of 21 threads each; gives the pid of the first."""
+    with tempfile.TemporaryDirectory() as directory:
+        program = Path(directory) / "vllm"
+        program.write_text(TREE)
+        # The port is nobody's: nothing is asked over HTTP.
+        command = [sys.executable, str(program), "serve", "model", "--port", "1"]
+        root = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert root.stdout is not None
+        try:
+            for _ in range(4):
+                root.stdout.readline()
+            yield root.pid
+        finally:
+            os.killpg(root.pid, 9)
+            root.wait()
+            root.stdout.close()
+
+
+@contextlib.contextmanager
+def load() -> Iterator[None]:
+    """Every processor is kept busy, twice."""
+    spin = [sys.executable, "-S", "-c", "while True: pass"]
+    burners = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
+def run(pid: int) -> tuple[float, list[int]]:
+    """Seconds beyond the window of one default run, and the processes it looked at."""
+    command = [sys.executable, "-m", "vllmdiag", "diagnose", str(pid), "--format", "json"]
+    begin = time.perf_counter()
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    taken = time.perf_counter() - begin
+    target = json.loads(done.stdout)["target"]
+    return taken - WINDOW_S, [p for name, pids in target.items() if name.endswith("_pids") for p in pids]
+
+
+def py_spy(pids: list[int]) -> float:
+    """Seconds that the dumps take one after another."""
+    from vllmdiag.sources.stacks import find_py_spy
+
+    program = str(find_py_spy())
+    begin = time.perf_counter()
+    for pid in pids:
+        command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return time.perf_counter() - begin
+
+
+def measure(name: str, pid: int) -> float:
+    """One row of the table: medians over the rounds, taken in turn. Returns the ratio."""
+    beyond, dumps = [], []
+    pids: list[int] = []
+    for _ in range(ROUNDS):
+        seconds, pids = run(pid)
+        beyond.append(seconds)
+        dumps.append(py_spy(pids))
+    middle, alone = sorted(beyond)[ROUNDS // 2], sorted(dumps)[ROUNDS // 2]
+    print(
+        f"  {name:22} {len(pids):9} {alone * 1000:9.0f} ms {middle * 1000:9.0f} ms {max(beyond) * 1000:9.0f} ms"
+        f" {middle / alone:7.2f}"
+    )
+    return middle / alone
+
+
+def main() -> int:
+    """Measure, print a table, judge."""
+    with contextlib.ExitStack() as cleanup:
+        pid = int(sys.argv[1]) if len(sys.argv) > 1 else cleanup.enter_context(tree())
+        run(pid)  # whatever is read for the first time is read from the disk
+        print(f"a default run, window {WINDOW_S:g} s, median of {ROUNDS}: the time beyond the window")
+        print(f"  {'machine':22} {'processes':>9} {'py-spy':>12} {'beyond':>12} {'worst':>12} {'ratio':>7}")
+        ratio = measure("as it is", pid)
+        with load():
+            measure("every processor busy", pid)
+    return int(ratio > 1.0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
