@@ -54,8 +54,9 @@ def _flush(rows: list[str]) -> Iterator[Block]:
 def commands(markdown: str) -> Iterator[str]:
     """Every line of code in a text, without its comment."""
     for block in blocks(markdown):
-        if block.kind == "code" and (found := _COMMENT.fullmatch(block.text)) and found["command"].strip():
-            yield found["command"].strip()
+        found = _COMMENT.fullmatch(block.text) if block.kind == "code" else None
+        if found is not None and (command := found["command"].strip()) and not command.startswith("#"):
+            yield command
 
 
 def write(page: Page, markdown: str) -> None:
