@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from vllmdiag.model.diagnosis import Finding, Subject
+from vllmdiag.model.diagnosis import Finding, Link, Subject
 from vllmdiag.model.process import Process
 from vllmdiag.vllm.instances import Member
 
@@ -179,8 +179,7 @@ def _absent_workers(case: Case) -> Iterator[Finding]:
         if case.starting or scene.instance.orphaned:
             continue
         workers = scene.instance.workers_of(engine.pid)
-        ring = next((r for r in case.rings if r.queue == BROADCAST and r.writer == engine.pid), None)
-        expected = ring.geometry.n_readers if ring is not None else 0
+        expected = _expected_workers(case, engine)
         if not workers or len(workers) >= expected:
             continue
         present = {w.ranks.get("tp", w.ranks.get("pp", -1)) for w in workers}
@@ -189,16 +188,33 @@ def _absent_workers(case: Case) -> Iterator[Finding]:
         rank = absent[0] if absent else len(workers)
         label = f"Worker_{key.upper()}{rank}"
         ranks = {k: v for k, v in engine.ranks.items() if k == "dp"} | {key: rank}
+        lost = Subject(role="Worker", rank=ranks, label=label)
         yield case.finding(
             "worker-dead",
-            Subject(role="Worker", rank=ranks, label=label),
+            lost,
             f"{label} is gone: {len(workers)} of {expected} workers are left",
             evidence=[
-                f"the broadcast ring has {expected} readers, {len(workers)} workers live",
+                f"{expected} workers belong to {engine.label}, {len(workers)} are there",
                 *(f"{m.label} (pid {m.pid}): {case.acts[m.pid].doing}" for m in (engine, *workers)),
             ],
-            chain=case.chain(engine.pid),
+            chain=(*case.chain(engine.pid, *_waiting_peer(case, workers)), Link(subject=lost, doing="gone")),
         )
+
+
+def _waiting_peer(case: Case, workers: Sequence[Member]) -> list[int]:
+    """A worker that waits in a collective, for the one who is gone."""
+    return [w.pid for w in workers if case.acts[w.pid].state == "collective" and not case.dead(w.pid)][:1]
+
+
+def _expected_workers(case: Case, engine: Member) -> int:
+    """Workers of this machine that the engine has: one for each reader of its ring, else as the arguments say."""
+    ring = next((r for r in case.rings if r.queue == BROADCAST and r.writer == engine.pid), None)
+    if ring is not None:
+        return ring.geometry.n_readers
+    options = case.scene.options
+    if options is None or options.nnodes > 1 or options.executor_backend in ("ray", "external_launcher"):
+        return 0
+    return options.world_size if case.in_loop(engine) else 0
 
 
 def _stopped(case: Case) -> Iterator[Finding]:

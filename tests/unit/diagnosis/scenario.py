@@ -188,6 +188,8 @@ class Server:
         }
     )
     """Threads of the engine, one stack or one for each dump; None takes one away."""
+    polled: bool = True
+    """Whether the rings could be read."""
     resident: int = 40960
     """Bytes of each ring that are backed by memory."""
     broadcast: Sequence[bytes] | None = None
@@ -336,7 +338,7 @@ class Server:
         return tuple(dumps)
 
     def _segments(self) -> list[Segment]:
-        if self.uniproc:
+        if self.uniproc or not self.polled:
             return []
         everything_read = b"\x01" * (10 * (1 + self.tp))
         here = [w for w in self.workers if w not in self.gone]

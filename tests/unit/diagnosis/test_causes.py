@@ -548,3 +548,17 @@ def test_an_engine_alone_that_waits_for_the_gpu_for_ever_is_a_stall_of_layer_4_n
     verdict = judged(uniproc=True, tp=1, stacks={ENGINE: ENGINE_RUNS_MODEL}, metrics=(running, running)).verdict
     assert (verdict.status, verdict.cause, verdict.layer) == ("critical", "unknown", 4)
     assert "GPU" in verdict.summary
+
+
+def test_a_rank_that_is_gone_stands_at_the_end_of_the_chain_though_it_has_no_pid() -> None:
+    chain = judged(worker_vanished_before).verdict.chain
+    assert [link.subject.label for link in chain] == ["client", "APIServer", "EngineCore", "Worker_TP0", "Worker_TP1"]
+    assert chain[-1].subject.pid is None
+
+
+def test_a_missing_rank_is_known_from_the_arguments_where_no_ring_can_be_read() -> None:
+    def change(server: Server) -> None:
+        worker_vanished_before(server)
+        server.polled = False
+
+    assert judged(change).verdict.cause == "worker-dead"
