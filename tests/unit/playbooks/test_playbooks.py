@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,8 +231,17 @@ def test_the_wheel_holds_every_playbook_and_they_are_read_from_it(tmp_path: Path
 
     (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
     with zipfile.ZipFile(wheel) as archive:
-        inside = {name for name in archive.namelist() if name.startswith("vllmdiag/playbooks/")}
-    assert inside == {f"vllmdiag/playbooks/{path.name}" for path in FILES}
+        archive.extractall(tmp_path / "site")
+    assert sorted(path.name for path in (tmp_path / "site/vllmdiag/playbooks").iterdir()) == [p.name for p in FILES]
+    done = subprocess.run(
+        [sys.executable, "-m", "vllmdiag", "playbook", "list"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert all(f"  {path.stem} " in done.stdout for path in FILES)
 
 
 def test_terms_have_one_meaning_each_and_lead_somewhere() -> None:
