@@ -2,6 +2,7 @@
 #
 #   make test        everything in tests/ but the tier on a real vLLM (TESTS=tests/unit/render, ARGS=-x to narrow it)
 #   make test-vllm   a real vLLM on this machine's CPU (VLLM=0.32.0): minutes, 3.4 GB in ~/.cache/vllmdiag the first time
+#   make demo        one fault, live: a miniature server is started, broken, diagnosed and removed, in seconds
 #   make lint        ruff and mypy
 #   make bench       what is measured
 #   make format      let ruff put things in order
@@ -15,7 +16,7 @@ ARGS   ?=
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: test test-vllm lint bench format clean
+.PHONY: test test-vllm demo lint bench format clean
 .DEFAULT_GOAL := test
 
 # Dependency groups (PEP 735) need pip 25.1. Twice quiet: what pip only warns of is no news here.
@@ -30,6 +31,9 @@ test: $(STAMP)
 
 test-vllm: $(STAMP)
 	VLLM=$(VLLM) $(BIN)/python -m pytest tests/vllm $(ARGS)
+
+demo: $(STAMP)
+	@$(BIN)/vllmdiag lab run worker-stopped $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

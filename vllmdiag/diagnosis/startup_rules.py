@@ -32,7 +32,7 @@ def _incomplete(case: Case) -> Iterator[Finding]:
     youngest = min((p.age_s for p in case.scene.processes.values() if p.age_s is not None), default=None)
     if youngest is not None and youngest < _PATIENCE_S:
         return
-    deepest = _deepest(waiting) or waiting[0]
+    deepest = _deepest(case, waiting) or waiting[0]
     absent = _absent(case)
     who = absent or case.scene.subject(deepest.pid)
     words = [f"{m.label} (pid {m.pid}): {case.acts[m.pid].doing}" for m in waiting]
@@ -51,10 +51,13 @@ def _incomplete(case: Case) -> Iterator[Finding]:
     )
 
 
-def _deepest(waiting: list[Member]) -> Member | None:
+def _deepest(case: Case, waiting: list[Member]) -> Member | None:
+    """The member nearest to the work; of several, one that is not itself in a wait for the others."""
     order = {"Worker": 0, "RayWorker": 0, "EngineCore": 1, "Child": 2, "DPCoordinator": 4}
     known = [m for m in waiting if m.role in ("Worker", "EngineCore", "APIServer", "Launcher", "Driver", "Child")]
-    return min(known, key=lambda m: order.get(m.role, 3)) if known else None
+    if not known:
+        return None
+    return min(known, key=lambda m: (order.get(m.role, 3), case.acts[m.pid].state == "wait_start"))
 
 
 def _absent(case: Case) -> Subject | None:

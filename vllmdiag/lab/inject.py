@@ -17,7 +17,7 @@ from typing import Any
 
 from . import client, procs, switches
 from .faults import Fault
-from .server import Lab
+from .server import Lab, Shape
 
 _SETTLED_S = 1.3
 """Readers spin for 1 s after a message; then their stacks are those of a wait."""
@@ -63,6 +63,14 @@ def _kill_all(lab: Lab) -> None:
     lab.kill_all()
 
 
+def _leaks(lab: Lab) -> None:
+    """Another server is killed, all of it at once: its segments stay."""
+    other = Lab(Shape())
+    lab.cleanup.callback(other.down)
+    other.wait_ready()
+    _kill_all(other)
+
+
 # --- work
 
 
@@ -93,7 +101,7 @@ def _load(lab: Lab, clients: int) -> None:
 
 def _deaf_client(lab: Lab) -> None:
     body = json.dumps({"prompt": "lab", "max_tokens": 1_000_000, "stream": True, "repeat": 2000})
-    lab.also.append(client.deaf(lab.port, body).close)
+    lab.cleanup.callback(client.deaf(lab.port, body).close)
 
 
 def _unsent(lab: Lab, bytes: int) -> None:
@@ -106,7 +114,7 @@ def _unsent(lab: Lab, bytes: int) -> None:
 
 def _connect(lab: Lab, n: int) -> None:
     for _ in range(n):
-        lab.also.append(socket.create_connection(("127.0.0.1", lab.port)).close)
+        lab.cleanup.callback(socket.create_connection(("127.0.0.1", lab.port)).close)
 
 
 # --- switches and time
@@ -114,7 +122,7 @@ def _connect(lab: Lab, n: int) -> None:
 
 def _switch(lab: Lab, name: str, whom: str = "") -> None:
     switches.turn_on(name, whom, lab.work)
-    lab.also.append(lambda: switches.turn_off(name, lab.work))
+    lab.cleanup.callback(lambda: switches.turn_off(name, lab.work))
 
 
 def _switch_off(lab: Lab, name: str) -> None:
@@ -191,7 +199,7 @@ def _limit_pids(lab: Lab) -> None:
                 home.write_text(pid)
         cgroup.rmdir()
 
-    lab.also.append(undo)
+    lab.cleanup.callback(undo)
     for pid in lab.processes():
         (cgroup / "cgroup.procs").write_text(str(pid))
     (cgroup / "pids.max").write_text((cgroup / "pids.current").read_text())
@@ -214,7 +222,7 @@ def _foreign_listener(lab: Lab) -> None:
     other = subprocess.Popen(
         [sys.executable, "-c", _LISTENER, str(lab.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    lab.also.append(lambda: _end(other))
+    lab.cleanup.callback(lambda: _end(other))
     assert other.stdout is not None
     other.stdout.readline()
 

@@ -10,11 +10,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import vllmdiag
 from vllmdiag.model.errors import VllmdiagError
@@ -25,8 +27,10 @@ PREFIX = "vllmdiag-lab-"
 _START_S = 60.0
 _STOP_S = 3.0
 _POLL_S = 0.02
+_WATCH_S = 0.5
 _PROGRAM = Path(__file__).parent / "bin" / "vllm"
 _SHM = Path("/dev/shm")
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class LabError(VllmdiagError):
@@ -77,8 +81,9 @@ class Lab:
         self.port, self._master_port = _free_ports(2)
         self._roots: list[subprocess.Popen[bytes]] = []
         self._segments: set[str] = set()
-        self.also: list[Callable[[], None]] = []
-        """Called when the lab goes down: what a fault has made outside of the server."""
+        self._handlers: dict[signal.Signals, Any] = {}
+        self.cleanup = ExitStack()
+        """Undoes, when the lab goes down, what a fault has made outside of the server."""
         (self.work / "ipc").mkdir()
         for name, whom in shape.switches:
             switches.turn_on(name, whom, self.work)
@@ -90,10 +95,14 @@ class Lab:
             raise
 
     def __enter__(self) -> Lab:  # noqa: PYI034 (Self needs Python 3.11)
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.signal(number, _interrupt) for number in _ENDS}
         return self
 
     def __exit__(self, *_: object) -> None:
         self.down()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     # --- up and down
 
@@ -150,10 +159,20 @@ class Lab:
                 raise LabError(f"waiting in vain until {what}", why=f"{why}\n{self.log_tail()}", next="run it again")
             time.sleep(_POLL_S)
 
+    def watch(self) -> None:
+        """Wait until everything of it has ended, or for ever."""
+        while self.processes():
+            self.reap()
+            time.sleep(_WATCH_S)
+
     def down(self) -> None:
         """End it: by SIGTERM where it listens to that, by SIGKILL where it does not. Nothing of it is left."""
-        for undo in self.also:
-            undo()
+        try:
+            self.cleanup.close()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         self.note_segments()
         for root in self._roots:
             with suppress(ProcessLookupError):
@@ -254,8 +273,13 @@ class Lab:
 
     def _call(self, path: str, body: dict[str, object]) -> client.Call:
         call = client.Call(self.port, path, json.dumps(body))
-        self.also.append(call.cancel)
+        self.cleanup.callback(call.cancel)
         return call
+
+
+def _interrupt(*_: object) -> None:
+    """Other signals that end a program end a lab as Ctrl-C does: orderly."""
+    raise KeyboardInterrupt
 
 
 def _wrapping(shape: Shape) -> list[str]:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from . import lifeline
 
-_PERIOD_S = 0.02
+_PERIOD_S = 0.2
+_SPINS = 3_000_000
+"""So many turns between two looks that a stack hardly ever shows the look."""
 
 
 def _directory(work: Path | None) -> Path:
@@ -37,6 +39,11 @@ def is_on(name: str, me: str = "", work: Path | None = None) -> bool:
     return whom in ("", me)
 
 
+def _lasts(name: str) -> bool:
+    """Whether it is on for anybody."""
+    return (_directory(None) / name).exists()
+
+
 def entered(name: str) -> None:
     """Say that a fault has been entered; whoever injects it waits for this."""
     turn_on(f"{name}.entered")
@@ -50,13 +57,13 @@ def has_been_entered(name: str, work: Path) -> bool:
 def sleep_while_on(name: str) -> None:
     """Enter a fault and stay in it, asleep, until its switch is turned off."""
     entered(name)
-    while is_on(name):
+    while _lasts(name):
         time.sleep(_PERIOD_S)
 
 
 def spin_while_on(name: str) -> None:
     """Enter a fault and stay in it, on the CPU, until its switch is turned off."""
     entered(name)
-    while is_on(name):
-        for _ in range(10_000):
+    while _lasts(name):
+        for _ in range(_SPINS):
             pass

@@ -37,6 +37,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return self.fault.misses(self.diagnosis)
 
     @property
+    def got(self) -> str:
+        """The verdict in one line: cause, layer, subject, confidence."""
+        if self.diagnosis is None:
+            return ""
+        verdict = self.diagnosis.verdict
+        return f"{verdict.cause} · {verdict.layer} · {verdict.subject.label} · {verdict.confidence} confidence"
+
+    @property
     def outcome(self) -> str:
         """``ok``, ``MISS``, ``not judged yet`` or ``left out``."""
         if self.diagnosis is None:

@@ -81,7 +81,9 @@ class SockDiag:
             states = 0xFFFFFFFF & ~(1 << TIME_WAIT)
             yield from self._dump(struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 0, states), _inet_row)
 
-    def _dump(self, request: bytes, read: Callable[[bytes], Row]) -> Iterator[Row]:
+    def _dump(self, request: bytes, read: Callable[[bytes], Row]) -> list[Row]:
+        # To the end before anything is given out: while a dump is under way the kernel answers another one with EBUSY.
+        found: list[Row] = []
         self._sequence += 1
         length = _HEADER.size + len(request)
         self._socket.send(_HEADER.pack(length, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST_DUMP, self._sequence, 0) + request)
@@ -90,11 +92,11 @@ class SockDiag:
                 if sequence != self._sequence:
                     continue  # the rest of an earlier dump that was given up
                 if kind == NLMSG_DONE:
-                    return
+                    return found
                 if kind == NLMSG_ERROR:
                     number = -struct.unpack_from("=i", payload)[0] if len(payload) >= 4 else 0
                     raise OSError(number, f"sock_diag: {os.strerror(number)}")
-                yield read(payload)
+                found.append(read(payload))
 
     def close(self) -> None:
         """Close the netlink socket."""

@@ -229,6 +229,9 @@ def _member(
     elif role == "APIServer" and known is not None and known.known_by != "title":
         # A forked child still shows its parent's command line.
         role, known_by, label, untitled = "Child", "position", "", True
+    elif parent is not None and known is not None and (role, label) == (parent.role, parent.label):
+        # A child of fork or vfork that has not executed anything, or not set its own title, yet.
+        role, known_by, label, untitled = "Child", "position", "", True
     if role == "Child" and parent is not None:
         role, label = _part_of_child(parent, below, options)
         known_by, ranks = "position", {}

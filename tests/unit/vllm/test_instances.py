@@ -241,3 +241,20 @@ def test_any_forest_even_one_with_cycles_gives_each_process_to_one_instance_at_m
     pids = [pid for instance in found for pid in instance.pids]
     assert len(pids) == len(set(pids))
     assert set(pids) <= {p.pid for p in processes}
+
+
+def test_a_forked_child_that_still_has_its_makers_title_is_no_second_one_of_it() -> None:
+    found = only(
+        process(10, 1, serve("-tp", "2"), 10),
+        process(12, 10, "VLLM::EngineCore", 10),
+        process(13, 12, "VLLM::Worker_TP0", 10),
+        process(14, 12, "VLLM::EngineCore", 10),
+        process(15, 13, "VLLM::Worker_TP0", 10),
+    )
+    assert labels(found) == {
+        10: "APIServer",
+        12: "EngineCore",
+        13: "Worker_TP0",
+        14: "Worker_TP1",
+        15: "untitled child",
+    }

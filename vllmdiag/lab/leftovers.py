@@ -1,0 +1,42 @@
+"""What labs that were killed have left: directories, which are removed, and shared memory, which is only named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from vllmdiag.sources import observe, proc, shm
+from vllmdiag.vllm.layouts import classify_file
+
+from . import lifeline
+from .server import PREFIX
+
+
+def clear_up() -> str:
+    """Remove the directories of labs that have ended without doing so.
+
+    Returns:
+        What was found, in words, with the command that removes shared memory; empty where nothing was.
+    """
+    dead = [path for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*") if not lifeline.held(path)]
+    for path in dead:
+        shutil.rmtree(path, ignore_errors=True)
+    if not dead:
+        return ""
+    words = f"a lab was killed before: its directory {', '.join(map(str, dead))} is removed"
+    segments = _left_in_shm()
+    if segments:
+        words += f"; left in /dev/shm, held by nobody: {', '.join(segments)} (remove them: vllmdiag shm clean --yes)"
+    return words
+
+
+def _left_in_shm() -> list[str]:
+    """Segments of vLLM (or of a lab) that no process holds."""
+    here = [observe.observe(process, "/") for process in proc.scan() if process.pid == os.getpid()]
+    return [
+        segment.name
+        for segment in shm.segments(here, "/")
+        if not segment.holders and segment.holders_complete and classify_file(segment.name, segment.size).ours
+    ]
