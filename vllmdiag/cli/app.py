@@ -24,6 +24,11 @@ VERBS = {
     "client": "The HTTP side: connections, health, counters that move.",
     "playbook": "What to do about a cause, found by its name or by a symptom.",
     "explain": "What a cause or a term means, in plain words.",
+    "lab up": "A miniature vLLM of real processes to look at, or to break.",
+    "lab faults": "The faults that it can show.",
+    "lab run": "One fault, live: start, break, diagnose, compare, clean up.",
+    "lab verify": "Every fault and every healthy state; exit code 1 where a diagnosis is wrong.",
+    "lab experiment": "A property of the queues and sockets, measured.",
     "schema": "JSON Schema of the documents.",
 }
 """Verb -> what it does, in the order of the help. The module is `vllmdiag.cli.verbs.NAME` (a blank becomes ``_``)."""
