@@ -1,12 +1,16 @@
-"""The memory fence: what one process stored before it is seen by the others before anything stored after it.
+"""Memory fences: in which order others see what one process stores.
 
-The ring has no locks, only flag bytes, so the order in which stores become visible is all that protects it. Two places
-need care. A slot's data must be visible before its written flag (x86 keeps the order of stores, ARM does not). And a
-process that stores its own flag and then looks at another's must not look too early: a store may wait in the buffer
-of its core while a later load runs ahead, on x86 too.
+The ring has no locks, only flag bytes, so this order is all that protects it. Two kinds are needed:
 
-vLLM takes and releases a lock: the locked instruction in it is a full barrier on x86 (some 0.25 us). On ARM acquire
-and release are one-way barriers each, so there the C11 fence of libatomic is used where it can be loaded.
+`order_fence` keeps the loads and stores before it before the stores and loads after it, but for one case: a load may
+overtake an earlier store. x86 does that much by itself; ARM does not.
+
+`full_fence` keeps that case too. A process that sets its own flag and then looks at another's needs it: on x86 too a
+store waits in its core for a while, and the look would run ahead of it.
+
+vLLM has one fence, the full one: it takes and releases a lock. The locked instruction in there is a full barrier on
+x86 (some 0.3 us). On ARM acquire and release are barriers of one direction each, so there both kinds are the C11 fence
+of libatomic where it can be loaded.
 """
 
 from __future__ import annotations
@@ -16,17 +20,21 @@ import platform
 import threading
 from collections.abc import Callable
 
+Fence = Callable[[], None]
+
 _SEQ_CST = 5  # memory_order_seq_cst of C11
 
 _lock = threading.Lock()
 
 
-def _by_lock() -> None:
+def by_lock() -> None:
+    """Take and release a lock."""
     with _lock:
         pass
 
 
-def _by_libatomic() -> Callable[[], None] | None:
+def by_libatomic() -> Fence | None:
+    """The C11 fence; None where libatomic is not installed."""
     try:
         fence = ctypes.CDLL("libatomic.so.1").atomic_thread_fence
     except (OSError, AttributeError):
@@ -35,10 +43,12 @@ def _by_libatomic() -> Callable[[], None] | None:
     return lambda: fence(_SEQ_CST)
 
 
-def choose(machine: str) -> Callable[[], None]:
-    """The fence for a `platform.machine`: the lock on x86, elsewhere the C11 fence where there is one."""
-    strong_order = machine in {"x86_64", "AMD64", "i686"}
-    return _by_lock if strong_order else _by_libatomic() or _by_lock
+def choose(machine: str) -> tuple[Fence, Fence]:
+    """(order_fence, full_fence) for a machine as `platform.machine` names it."""
+    if machine in {"x86_64", "AMD64", "i686"}:
+        return (lambda: None), by_lock
+    fence = by_libatomic() or by_lock
+    return fence, fence
 
 
-memory_fence = choose(platform.machine())
+order_fence, full_fence = choose(platform.machine())

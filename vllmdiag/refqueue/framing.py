@@ -16,6 +16,7 @@ that, one more copy into the pickle is cheaper than one more buffer to handle.
 from __future__ import annotations
 
 import pickle
+import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -29,7 +30,8 @@ MOST_BUFFERS = (1 << 16) - 1
 Buffers = Sequence[bytes | memoryview]
 
 _OVERFLOW = 1
-_COUNT_AT, _FIRST_AT, _LENGTH_BYTES = 1, 3, 4
+_COUNT = struct.Struct(">BH")  # with the overflow byte before it
+_LENGTH = struct.Struct(">I")
 
 
 class Framing(Protocol):
@@ -87,34 +89,31 @@ class Counted:
 
     def put(self, slot: memoryview, buffers: Buffers) -> bool:
         """See `Framing`."""
-        if _FIRST_AT + sum(_LENGTH_BYTES + len(buffer) for buffer in buffers) > len(slot):
+        if _COUNT.size + sum(map(len, buffers)) + _LENGTH.size * len(buffers) > len(slot):
             slot[0] = _OVERFLOW
             return False
-        slot[0] = 0
-        slot[_COUNT_AT:_FIRST_AT] = len(buffers).to_bytes(2, "big")
-        at = _FIRST_AT
+        _COUNT.pack_into(slot, 0, 0, len(buffers))
+        end = _COUNT.size
         for buffer in buffers:
-            start = at + _LENGTH_BYTES
-            slot[at:start] = len(buffer).to_bytes(_LENGTH_BYTES, "big")
-            at = start + len(buffer)
-            slot[start:at] = buffer
+            start = end + _LENGTH.size
+            _LENGTH.pack_into(slot, end, len(buffer))
+            end = start + len(buffer)
+            slot[start:end] = buffer
         return True
 
     def take(self, slot: memoryview) -> Any:
         """See `Framing`."""
-        count = int.from_bytes(slot[_COUNT_AT:_FIRST_AT], "big")
-        if slot[0] or not count:
+        overflow, count = _COUNT.unpack_from(slot)
+        if overflow or not count:
             raise BadMessageError("the slot holds no counted message", next="do both ends speak one dialect?")
-        spans, end = [], _FIRST_AT
-        for _ in range(count):
-            start = end + _LENGTH_BYTES
-            end = start + int.from_bytes(slot[end:start], "big")
-            if end > len(slot):
-                raise BadMessageError("a buffer is longer than its slot", next="do both ends speak one dialect?")
-            spans.append(slice(start, end))
-        # Of the pickle nothing is kept, but of the buffers everything: those are copied out of the slot.
-        with slot[spans[0]] as pickled:
-            return _loads(pickled, [bytearray(slot[span]) for span in spans[1:]])
+        start, end = _span(slot, _COUNT.size)
+        pickled, beside = slot[start:end], []
+        for _ in range(count - 1):
+            start, end = _span(slot, end)
+            # Of the pickle nothing is kept, but of these all is: they are copied out of the slot.
+            beside.append(bytearray(slot[start:end]))
+        with pickled:
+            return _loads(pickled, beside)
 
     def join(self, frames: Buffers) -> Any:
         """See `Framing`."""
@@ -146,6 +145,15 @@ class Bare:
     def join(self, frames: Buffers) -> Any:
         """See `Framing`."""
         return _loads(frames[0])
+
+
+def _span(slot: memoryview, at: int) -> tuple[int, int]:
+    """Where the buffer whose length stands at `at` begins and ends."""
+    start = at + _LENGTH.size
+    end = start + _LENGTH.unpack_from(slot, at)[0] if start <= len(slot) else start
+    if end > len(slot):
+        raise BadMessageError("a buffer is longer than its slot", next="do both ends speak one dialect?")
+    return start, end
 
 
 def _dumps(obj: Any, keep_inline: Any = None) -> bytes:

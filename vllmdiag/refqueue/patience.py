@@ -23,10 +23,10 @@ class Patience:
     """
 
     def __init__(self, timeout_s: float | None, warn_every_s: float | None = None) -> None:
-        self._began = time.monotonic()
-        self._deadline = math.inf if timeout_s is None else self._began + timeout_s
+        self.began = time.monotonic()
+        self._deadline = math.inf if timeout_s is None else self.began + timeout_s
         self._warn_every_s = warn_every_s
-        self._warn_at = math.inf if warn_every_s is None else self._began + warn_every_s
+        self._warn_at = math.inf if warn_every_s is None else self.began + warn_every_s
 
     def left_ms(self, at_most_s: float | None = None) -> int | None:
         """Milliseconds that one sleep may last, None for ever: up to the deadline, the next warning and `at_most_s`.
@@ -36,7 +36,7 @@ class Patience:
         """
         now = time.monotonic()
         if now >= self._deadline:
-            raise QueueTimeoutError(f"nothing came within {self._deadline - self._began:g} s")
+            raise QueueTimeoutError(f"nothing came within {self._deadline - self.began:g} s")
         if now >= self._warn_at and self._warn_every_s:
             logger.info(LONG_WAIT, self._warn_every_s)
             self._warn_at += self._warn_every_s

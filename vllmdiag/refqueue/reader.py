@@ -96,31 +96,32 @@ class LocalReader(Reader):
             raise
         super().__init__(handle.local_subscribe_addr, dialect)
         self.ring = self._ring
-        self._slot = 0
+        self._slot, self._chunks = 0, self._ring.geometry.chunks
         self._spin = SpinCondition(self.context, handle.local_notify_addr, dialect.busy_loop_s)
         self.sockets += self._spin.sockets
 
     def dequeue(self, timeout: float | None, cancel: threading.Event | None, indefinite: bool) -> Any:
         """See `MessageQueue.dequeue`."""
-        patience = self._patience(timeout, indefinite)
-        slot = self.acquire_read(patience, cancel)
-        with self._ring.data(slot) as data:
-            # A long message is awaited before the slot is given back: after a timeout here the next call finds the
-            # same slot. (vLLM gives it back first, and from then on takes each long message for the next one.)
-            frames = self._receive(patience, cancel) if is_overflow(data) else None
-            try:
-                return self._framing.take(data) if frames is None else self._framing.join(frames)
-            finally:  # a message that cannot be unpickled counts as read: it would block the writer for ever
-                self._ring.mark_read(slot, self._reader)
-                self._slot = (slot + 1) % self._ring.geometry.chunks
-                self._spin.record_read()
+        slot = self.acquire_read(timeout, cancel, indefinite)
+        data = self._ring.data(slot)
+        # A long message is awaited before the slot is given back: after a timeout here the next call finds the same
+        # slot. (vLLM gives it back first, and from then on takes each long message for the next one.)
+        frames = self._receive(self._patience(timeout, indefinite), cancel) if is_overflow(data) else None
+        try:
+            return self._framing.take(data) if frames is None else self._framing.join(frames)
+        finally:  # a message that cannot be unpickled counts as read: it would block the writer for ever
+            self._ring.mark_read(slot, self._reader)
+            self._slot = (slot + 1) % self._chunks
+            self._spin.record_read()
 
-    def acquire_read(self, patience: Patience, cancel: threading.Event | None) -> int:
+    def acquire_read(self, timeout: float | None, cancel: threading.Event | None, indefinite: bool) -> int:
         """Wait, first spinning and then asleep, until the next slot holds a message; return its index."""
-        longest_sleep_s = self._dialect.recheck_s if cancel is None else LOOK_AT_CANCEL_S
-        while not self._ring.can_read(self._slot, self._reader):
-            self._spin.wait(patience.left_ms(longest_sleep_s))
-            self._check_cancelled(cancel)
+        if not self._ring.can_read(self._slot, self._reader):
+            patience = self._patience(timeout, indefinite)
+            longest_sleep_s = self._dialect.recheck_s if cancel is None else LOOK_AT_CANCEL_S
+            while not self._ring.can_read(self._slot, self._reader):
+                self._spin.wait(patience.left_ms(longest_sleep_s))
+                self._check_cancelled(cancel)
         return self._slot
 
     def shutdown(self) -> None:

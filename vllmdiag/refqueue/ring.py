@@ -17,9 +17,13 @@ and how a row moves, with two readers (reader 1 happened to be faster here):
     0 00 --> 1 00 --> 1 01 --> 1 11 --> 0 11 --> 0 01 --> 0 00 --> 1 00 --> ...
     empty    written  1 read   0 read   begin_write  publish: clear flags 0, 1, ... then written
 
-The order inside `publish` is what makes it work. The data comes before written=1, or a reader would take half a
-message. The read flags are cleared before written=1, or a reader would see its own old flag, take the slot for read
-and wait for ever. Both sides fence where an order must hold for the other (see fence.py).
+The order is what makes it work, and fences keep it (fence.py). Where it matters:
+
+- written=0 before the read flags are cleared, or a reader would take the old message for a new one;
+- the data and the cleared read flags before written=1, or a reader would take half a message, or see its own old flag,
+  take the slot for read and wait for ever;
+- a reader's last look at the data before its flag, or the writer would overwrite what is being read;
+- everybody's own flag before the next look at the flags of others.
 
 No row can be seen in a state that this does not list, so an outsider can decode a ring from its flags alone
 (vllmdiag.model.ring does).
@@ -30,7 +34,7 @@ from __future__ import annotations
 from vllmdiag.model.ring import Geometry
 
 from .errors import NoSuchReaderError, NotARingError, QueueArgumentError
-from .fence import memory_fence
+from .fence import full_fence, order_fence
 from .segment import Segment
 
 LEAST_CHUNK = 16
@@ -62,12 +66,15 @@ class ShmRingBuffer:
         self.geometry = geometry
         self._segment = Segment.create(geometry.size) if name is None else Segment.attach(name, geometry.size)
         self.name = self._segment.name
-        self._flags = self._segment.data[geometry.chunks * geometry.chunk_bytes :]
-        self._row = 1 + geometry.n_readers
-        self._all_read = b"\x01" * geometry.n_readers
+        memory, flags_at = self._segment.data, geometry.chunks * geometry.chunk_bytes
+        self._data = [memory[at : at + geometry.chunk_bytes] for at in range(0, flags_at, geometry.chunk_bytes)]
+        self._reader_flags = range(1, 1 + geometry.n_readers)
+        row = 1 + geometry.n_readers
+        self._rows = [memory[at : at + row] for at in range(flags_at, geometry.size, row)]
+        self.all_read = b"\x01" * geometry.n_readers
         if name is None:
-            self._flags[:] = bytes(geometry.metadata_bytes)
-        elif max(self._flags) > 1:
+            memory[flags_at:] = bytes(geometry.metadata_bytes)
+        elif max(memory[flags_at:]) > 1:
             self.close()
             raise NotARingError(
                 f"segment {name} is no ring of {geometry.n_readers} readers", why="flags other than 0 and 1"
@@ -90,41 +97,51 @@ class ShmRingBuffer:
             raise NoSuchReaderError(f"the ring has readers 0 to {self.geometry.n_readers - 1}, none {reader}")
 
     def data(self, slot: int) -> memoryview:
-        """The bytes of a slot; the caller releases the view."""
-        start = slot * self.geometry.chunk_bytes
-        return self._segment.data[start : start + self.geometry.chunk_bytes]
+        """The bytes of a slot. The view is the ring's own: neither keep nor release it."""
+        return self._data[slot]
+
+    def read_flags(self, slot: int) -> bytes:
+        """Writer: one byte for each reader, 1 where it has read the slot. Negative slots count from the end."""
+        return bytes(self._rows[slot][1:])
 
     def can_write(self, slot: int) -> bool:
         """Writer: whether the slot was never written, or all have read it."""
-        memory_fence()
-        row = slot * self._row
-        return not self._flags[row] or self._flags[row + 1 : row + self._row] == self._all_read
+        row = self._rows[slot]
+        if row[0] and row[1:] != self.all_read:
+            return False
+        order_fence()
+        return True
 
     def begin_write(self, slot: int) -> None:
         """Writer: close the slot to the readers. An interrupted write leaves it so; the next one begins anew."""
-        self._flags[slot * self._row] = 0
+        self._rows[slot][0] = 0
 
     def publish(self, slot: int) -> None:
-        """Writer: hand the slot to the readers, in the order that the head of this file explains."""
-        row = slot * self._row
-        for flag in range(row + 1, row + self._row):
-            self._flags[flag] = 0
-        memory_fence()
-        self._flags[row] = 1
-        memory_fence()
+        """Writer: hand the slot to the readers."""
+        row = self._rows[slot]
+        order_fence()
+        for flag in self._reader_flags:
+            row[flag] = 0
+        order_fence()
+        row[0] = 1
+        full_fence()
 
     def can_read(self, slot: int, reader: int) -> bool:
         """Reader: whether the slot holds a message that this reader has not taken."""
-        memory_fence()
-        row = slot * self._row
-        return bool(self._flags[row]) and not self._flags[row + 1 + reader]
+        row = self._rows[slot]
+        if not row[0] or row[1 + reader]:
+            return False
+        order_fence()
+        return True
 
     def mark_read(self, slot: int, reader: int) -> None:
         """Reader: give the slot back. From here on the writer may overwrite it."""
-        self._flags[slot * self._row + 1 + reader] = 1
-        memory_fence()
+        order_fence()
+        self._rows[slot][1 + reader] = 1
+        full_fence()
 
     def close(self) -> None:
         """Let go of the memory; the creator also removes the segment."""
-        self._flags.release()
+        for view in (*self._data, *self._rows):
+            view.release()
         self._segment.close()

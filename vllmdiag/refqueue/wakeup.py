@@ -9,6 +9,17 @@ A reader that spins leaves the ping in its socket, and its next sleep ends at on
 
 What can go wrong is that the ping is lost while the reader sleeps: then the slot is written, the reader does not
 look, and the next message must rescue it. Since 0.29 vLLM's readers look again every 5 s by themselves (`recheck_s`).
+
+vLLM pings with every message, and that is most of what a small message costs. Ours leaves out a ping where it can
+prove that the reader will look at the new slot without it. It looks at the flags of the slot before, after the
+publish, and for each reader there are two such cases:
+
+1. The reader has not read the slot before. It will, and only then looks at the new one, which is written by now.
+   (This takes the fence on both sides: of our store and look, and of its store and look, one must see the other.)
+2. The reader has read some slot j, and after that was seen, a ping was sent. Less than `busy_loop_s` ago, counted from
+   before j was published, so the reader spins still. That alone is no proof: it may have been stopped between its last
+   look at the flags and its look at the clock, and go to sleep when it continues. But then it finds that ping in its
+   socket, or still on its way to it, wakes at once, and looks again.
 """
 
 from __future__ import annotations
@@ -19,6 +30,8 @@ import uuid
 
 import zmq
 
+from .ring import ShmRingBuffer
+
 PING = b"\x00"
 
 
@@ -28,16 +41,54 @@ class Pinger:
     Args:
         context: of the queue.
         address: ``ipc://`` path to listen on.
+        ring: whose readers are to be woken.
+        busy_loop_s: how long they spin at least.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
-        self.socket = context.socket(zmq.PUB)
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, ring: ShmRingBuffer, busy_loop_s: float
+    ) -> None:
+        self.lost = False
+        # To a subscriber it is a PUB. It also tells who has subscribed: before that no ping can reach them.
+        self.socket = context.socket(zmq.XPUB)
+        self.socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         self.socket.setsockopt(zmq.SNDHWM, 1)
         self.socket.bind(address)
+        self._not_subscribed = ring.geometry.n_readers
+        self._ring = ring
+        self._busy_loop_s = busy_loop_s
+        self._before_last: float | None = None
+        self._spin_until = [0.0] * ring.geometry.n_readers
+        self._all_spin_until = 0.0
 
-    def notify(self) -> None:
-        """Wake every reader that sleeps."""
-        self.socket.send(PING)
+    def notify(self, slot: int, before: float) -> None:
+        """Make sure that every reader will look at a slot that was just published.
+
+        Args:
+            slot: which.
+            before: `time.monotonic` at some time before it was published.
+        """
+        now, last, self._before_last = time.monotonic(), self._before_last, before
+        if now < self._all_spin_until:
+            return
+        # Before the second message, and in a ring of one slot, there is no slot before: all may be asleep.
+        known = last is not None and self._ring.geometry.chunks > 1
+        read = self._ring.read_flags(slot - 1) if known else self._ring.all_read
+        if any(flag and now >= until for flag, until in zip(read, self._spin_until, strict=True)):
+            self._ping()
+            if known and last is not None and not self._not_subscribed:
+                for reader, flag in enumerate(read):
+                    if flag:
+                        self._spin_until[reader] = last + self._busy_loop_s / 2
+                self._all_spin_until = min(self._spin_until)
+
+    def _ping(self) -> None:
+        # A poll makes zmq see what was delivered since; without, it may take the last ping for one still
+        # in its queue, and drop this one although no other is on its way.
+        while self.socket.poll(0):
+            self._not_subscribed -= self.socket.recv().startswith(b"\x01")
+        if not self.lost:
+            self.socket.send(PING)
 
 
 class SpinCondition:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -70,7 +71,7 @@ class Writer:
             self._local.bind(local_addr)
             if dialect.pings:
                 notify_addr = _ipc_address()
-                self._pinger = Pinger(self.context, notify_addr)
+                self._pinger = Pinger(self.context, notify_addr, self.ring, dialect.busy_loop_s)
                 self.sockets.append(self._pinger.socket)
         if n_remote:
             ipv6 = ipaddress.ip_address(connect_ip).version == 6
@@ -117,23 +118,24 @@ class Writer:
 
     def _write(self, ring: ShmRingBuffer, overflow: Socket, buffers: Buffers, timeout: float | None) -> None:
         slot = self.acquire_write(ring, timeout)
-        with ring.data(slot) as data:
-            fitted = self._framing.put(data, buffers)
+        before = time.monotonic()
+        fitted = self._framing.put(ring.data(slot), buffers)
         ring.publish(slot)
         self._slot = (slot + 1) % ring.geometry.chunks
         if not fitted:
             overflow.send_multipart(buffers)
         if self._pinger is not None:
-            self._pinger.notify()
+            self._pinger.notify(slot, before)
 
     def acquire_write(self, ring: ShmRingBuffer, timeout: float | None) -> int:
         """Wait, spinning, until every reader has read the next slot; close it to them and return its index."""
-        patience = Patience(timeout, self._dialect.warn_every_s)
-        while not ring.can_write(self._slot):
-            os.sched_yield()
-            if self.shutting_down:
-                raise QueueCancelledError("cancelled", why="shut down while a reader has not read the next slot")
-            patience.left_ms()
+        if not ring.can_write(self._slot):
+            patience = Patience(timeout, self._dialect.warn_every_s)
+            while not ring.can_write(self._slot):
+                os.sched_yield()
+                if self.shutting_down:
+                    raise QueueCancelledError("cancelled", why="shut down while a reader has not read the next slot")
+                patience.left_ms()
         ring.begin_write(self._slot)
         return self._slot
 
