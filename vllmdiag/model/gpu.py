@@ -165,6 +165,8 @@ class RasReport(Fact, frozen=True, kw_only=True):
     pid: int | None = None
     """The process that answered, in our pid namespace; None where it could not be told."""
     nccl_version: str = ""
+    processes: int | None = None
+    """Processes of the job, the dead and silent ones among them."""
     communicators: tuple[RasCommunicator, ...] = ()
     dead: tuple[RasRank, ...] = ()
     """Processes declared dead for good (rank -1: no communicator is named there)."""

@@ -25,6 +25,7 @@ from vllmdiag.vllm.slots import method_of
 
 from . import cgroups, http, kmsg, observe, proc, rings, shm, viewer
 from .aside import Aside
+from .gpu_layer import GpuLayer
 from .httpclient import Endpoint
 from .sockets import SocketWatch, missing_ipc_paths
 from .stacks import StackSampler
@@ -101,7 +102,7 @@ class Window:
         pids = [p.pid for p in self.core]
         self.say(f"watching {len(pids)} processes for {self.window_s:g} s")
         asides = []
-        if self._wants("stacks", "diagnose", "ps"):
+        if self._wants("stacks", "diagnose", "ps", "gpu"):
             sampler = StackSampler(pids, _STACK_DEADLINE_S)
             asides.append(Aside(lambda: self._dump_stacks(sampler)))
             cleanup.callback(asides[0].abandon, _ABANDON_S)
@@ -121,6 +122,9 @@ class Window:
             mine = [s for s in segments if any(h.pid in self.samples for h in s.holders)]
             poller = rings.RingPoller(mine, self.root, t0=self.t0).start()
             cleanup.callback(poller.stop)
+        layer = self._gpu_layer(observed, sockets)
+        cleanup.callback(layer.close)
+        asides += [Aside(work) for work in layer.works()]
         endpoint = self._endpoint(observed, sockets)
         if endpoint is not None and self._wants("client", "diagnose", "ps"):
             asides.append(Aside(lambda: self._ask_http(endpoint)))
@@ -139,12 +143,28 @@ class Window:
         self._sample_states()
         seen, holes = sockets.result()
         self.missing += holes
-        return self._snapshot(
-            [*map(self._finish, observed), *born], [polled.get(s.key, s) for s in segments], seen, kernel
+        return layer.add_to(
+            self._snapshot(
+                [*map(self._finish, observed), *born], [polled.get(s.key, s) for s in segments], seen, kernel
+            )
+        )
+
+    def _gpu_layer(self, observed: list[Process], sockets: SocketWatch) -> GpuLayer:
+        """The GPU layer of the members that may use one; of nobody where the verb does not ask for it."""
+        asked = self._wants("diagnose", "gpu")
+        users = {m.pid for m in self.instance.of("Worker", "RayWorker", "EngineCore", "Driver")} if asked else set()
+        return GpuLayer(
+            [p for p in observed if p.pid in users],
+            sockets.result()[0],
+            self._t,
+            self.window_s,
+            self.over,
+            thorough=self.depth == "gpu",
+            root=self.root,
         )
 
     def _kernel_lines(self) -> tuple[KernelLine, ...]:
-        lines = kmsg.kernel_lines(self.root, _KERNEL_LOG_S) if self._wants("diagnose") else ()
+        lines = kmsg.kernel_lines(self.root, _KERNEL_LOG_S) if self._wants("diagnose", "gpu") else ()
         if isinstance(lines, Missing):
             self.missing.append(lines)
             return ()

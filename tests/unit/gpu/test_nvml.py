@@ -1,4 +1,4 @@
-"""The real pynvml on a stub driver: eight GPUs, and everything that can be wrong with them or with the driver itself."""
+"""The real pynvml on a stub driver: eight GPUs, and all that can be wrong with them or with the driver itself."""
 
 from __future__ import annotations
 
