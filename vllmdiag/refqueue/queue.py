@@ -98,6 +98,11 @@ class MessageQueue:
         """The ring, to look at; None at a remote end."""
         return self._end.ring
 
+    def lose_pings(self) -> None:
+        """From now on the writer's pings get lost, as they may: what a lost wake-up looks like to its readers."""
+        if isinstance(self._end, Writer) and self._end.pinger is not None:
+            self._end.pinger.lost = True
+
     def wait_until_ready(self, timeout: float | None = None) -> None:
         """Wait until the writer and all readers have called this. After a timeout it may be called again.
 

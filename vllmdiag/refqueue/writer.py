@@ -58,7 +58,7 @@ class Writer:
         self._dialect = dialect
         self._framing: Framing = Counted() if dialect.counted else Bare()
         self.ring: ShmRingBuffer | None = None
-        self._pinger: Pinger | None = None
+        self.pinger: Pinger | None = None
         self._local: Socket | None = None
         self._remote: Socket | None = None
         self._slot = 0
@@ -71,8 +71,8 @@ class Writer:
             self._local.bind(local_addr)
             if dialect.pings:
                 notify_addr = _ipc_address()
-                self._pinger = Pinger(self.context, notify_addr, self.ring, dialect.busy_loop_s)
-                self.sockets.append(self._pinger.socket)
+                self.pinger = Pinger(self.context, notify_addr, self.ring, dialect.busy_loop_s)
+                self.sockets.append(self.pinger.socket)
         if n_remote:
             ipv6 = ipaddress.ip_address(connect_ip).version == 6
             host = f"[{connect_ip}]" if ipv6 else connect_ip
@@ -124,8 +124,8 @@ class Writer:
         self._slot = (slot + 1) % ring.geometry.chunks
         if not fitted:
             overflow.send_multipart(buffers)
-        if self._pinger is not None:
-            self._pinger.notify(slot, before)
+        if self.pinger is not None:
+            self.pinger.notify(slot, before)
 
     def acquire_write(self, ring: ShmRingBuffer, timeout: float | None) -> int:
         """Wait, spinning, until every reader has read the next slot; close it to them and return its index."""
