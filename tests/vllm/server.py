@@ -41,6 +41,7 @@ class Server:
         shm_size: give each node a /dev/shm of its own of this size (``64m``), in a private mount namespace.
         nofile: soft and hard limit of open files.
         only: start only these nodes of the topology (a peer that never comes).
+        under: a command that starts each node (``unshare ...``).
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Server:
         shm_size: str | None = None,
         nofile: int | None = None,
         only: tuple[int, ...] | None = None,
+        under: tuple[str, ...] = (),
         installation: Installation | None = None,
     ) -> None:
         self.topology = TOPOLOGIES[topology] if isinstance(topology, str) else topology
@@ -69,7 +71,7 @@ class Server:
         self._segments: dict[str, int] = {}
         self._sockets: set[str] = set()
         self._roots: list[subprocess.Popen[bytes]] = []
-        self._wrap = _wrapper(shm_size, nofile)
+        self._wrap = [*under, *_wrapper(shm_size, nofile)]
         (self.work / "ipc").mkdir()
         (self.work / "tmp").mkdir()
         try:

@@ -75,7 +75,13 @@ class Case:
         if any(probe.status is not None for probe in scene.snapshot.http):
             return True
         servers = {m.pid for m in scene.instance.of("APIServer", "Launcher")}
-        return any(s.family != "unix" and s.port in scene.http_ports and servers & set(s.pids) for s in scene.listeners)
+        bound = [s for s in scene.listeners if s.family != "unix" and s.port in scene.http_ports]
+        return any(servers & set(s.pids) or (self.blind_to_servers and not s.pids) for s in bound)
+
+    @cached_property
+    def blind_to_servers(self) -> bool:
+        """Which sockets a server has open is not known: that none of them listens is then no news of a start-up."""
+        return any(not self.scene.sockets_known(m.pid) for m in self.scene.servers)
 
     @cached_property
     def starting(self) -> bool:
@@ -86,7 +92,8 @@ class Case:
         alive_engines = [e for e in scene.engines if not self.dead(e.pid)]
         if any(self.acts[m.pid].state == "wait_start" for m in scene.instance.of("APIServer", "Launcher")):
             return True
-        if scene.servers and scene.http_ports and scene.options is not None and not scene.options.uds:
+        by_port = scene.servers and scene.http_ports and scene.options is not None and not scene.options.uds
+        if by_port and (self.listening or not self.blind_to_servers):
             return not self.listening and not any(self.halted(s.pid) for s in scene.servers)
         seen = [e for e in alive_engines if self.acts[e.pid].seen]
         if not alive_engines:

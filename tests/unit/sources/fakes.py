@@ -93,7 +93,13 @@ class Fake:
         return self.pids[1]
 
 
-def start(children: Any, directory: Path, *more: str, answers: dict[str, str | None] | None = None) -> Fake:
+def start(
+    children: Any,
+    directory: Path,
+    *more: str,
+    answers: dict[str, str | None] | None = None,
+    under: tuple[str, ...] = (),
+) -> Fake:
     """Start one; it ends with the test.
 
     Args:
@@ -101,12 +107,13 @@ def start(children: Any, directory: Path, *more: str, answers: dict[str, str | N
         directory: where its program is written.
         more: further options, each with a value.
         answers: what is sent for a path; None: nothing, ever.
+        under: a command that starts it, such as ``unshare ...``; the pids are then those of its own pid namespace.
     """
     program = directory / "vllm"
     program.write_text(PROGRAM)
     port = free_port()
     words = (str(program), "serve", "model", "--port", str(port), *more, "--answers", json.dumps(answers or {}))
-    pids = json.loads(child_line(children, sys.executable, "-S", *words, start_new_session=True))
+    pids = json.loads(child_line(children, *under, sys.executable, "-S", *words, start_new_session=True))
     return Fake(tuple(pids), port)
 
 

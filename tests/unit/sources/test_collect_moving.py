@@ -139,6 +139,18 @@ def test_a_pid_that_is_given_to_another_process_meanwhile_lends_it_nothing() -> 
     assert "another process has its pid" in told["exe"]
 
 
+@pytest.mark.needs("root", "unshare")
+def test_a_server_next_door_is_not_taken_for_one_that_starts(children: Any, tmp_path: Path, as_nobody: Any) -> None:
+    # Its namespaces cannot be entered: nobody knows whether it listens.
+    box = ("unshare", "--mount", "--pid", "--fork", "--net", "--mount-proc", "--kill-child")
+    fakes.start(children, tmp_path, under=box)
+    (api,) = fakes.children_of(children.started[-1].pid)
+    diagnosis = diagnose(as_nobody(lambda: collect(api, window_s=0.5)))
+    assert diagnosis.verdict.status == "unknown"
+    assert {layer.layer for layer in diagnosis.layers if layer.status == "ok"} == {1}
+    assert all(hole.next for hole in diagnosis.missing)
+
+
 def _hide(option: int) -> None:
     """In a mount namespace of our own: a /proc that hides others, and a /dev/shm without the leftovers of others."""
     libc = ctypes.CDLL(None, use_errno=True)
