@@ -100,7 +100,7 @@ class Window:
 
     def _run(self, meanwhile: Callable[[], None], cleanup: ExitStack) -> Snapshot:
         pids = [p.pid for p in self.core]
-        self.say(f"watching {len(pids)} processes for {self.window_s:g} s")
+        self.say(f"watching {len(pids)} processes for {round(self.window_s, 1):g} s")
         asides = []
         if self._wants("stacks", "diagnose", "ps", "gpu"):
             sampler = StackSampler(pids, _STACK_DEADLINE_S)
