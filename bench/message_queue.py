@@ -9,10 +9,12 @@ Exits with 1 when ours is less than twice as fast as vLLM's at 1 KiB, or slower 
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import pickle
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 READERS = 2
-ROUNDS = int(os.environ.get("R",5))
+ROUNDS = 5
 SIZES = {"1 KiB": (1 << 10, 20_000), "8 MiB": (8 << 20, 150)}
 """Name -> (bytes, messages in a round)."""
 TIMEOUT_S = 60
@@ -70,7 +72,9 @@ def _message_queue(kind: Any, count: int, size: int) -> Figures:
 
     results = fork.SimpleQueue()
     readers = [fork.Process(target=reader, args=(rank,)) for rank in range(READERS)]
-    return _round(readers, queue.wait_until_ready, lambda message: queue.enqueue(message, TIMEOUT_S), results, count, size)
+    return _round(
+        readers, queue.wait_until_ready, lambda message: queue.enqueue(message, TIMEOUT_S), results, count, size
+    )
 
 
 def _multiprocessing_queue(count: int, size: int) -> Figures:
@@ -108,13 +112,11 @@ def _round(
 
 def _inside() -> int:
     """The bench itself, in vLLM's interpreter."""
-    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue as Theirs
-
-    from vllmdiag.refqueue import MessageQueue as Ours
-
+    ours = importlib.import_module("vllmdiag.refqueue").MessageQueue
+    theirs = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast").MessageQueue
     subjects: dict[str, Callable[[int, int], Figures]] = {
-        "ours": lambda count, size: _message_queue(Ours, count, size),
-        "vLLM's": lambda count, size: _message_queue(Theirs, count, size),
+        "ours": lambda count, size: _message_queue(ours, count, size),
+        "vLLM's": lambda count, size: _message_queue(theirs, count, size),
         "mp.Queue": _multiprocessing_queue,
     }
     held = True
@@ -141,7 +143,7 @@ def main() -> int:
     from tests.vllm.setup_vllm import ensure
 
     python = str(ensure().python)
-    os.execv(python, [python, __file__, "--inside"])
+    return subprocess.run([python, __file__, "--inside"], check=False).returncode
 
 
 if __name__ == "__main__":

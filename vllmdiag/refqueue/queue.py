@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -24,9 +23,10 @@ from vllmdiag.model.ring import Geometry
 from .dialect import NEWEST, Dialect
 from .errors import NoSuchReaderError, WrongRoleError
 from .handle import Handle
+from .holdings import Holdings
 from .reader import LocalReader, Reader
 from .ring import ShmRingBuffer
-from .writer import Context, Socket, Writer, checked_shape
+from .writer import Writer, checked_shape
 
 
 class MessageQueue:
@@ -79,7 +79,8 @@ class MessageQueue:
         if rank in handle.local_reader_ranks:
             self._set_up(handle, LocalReader(handle, rank, dialect))
         elif handle.remote_subscribe_addr is not None:
-            self._set_up(handle, Reader(handle.remote_subscribe_addr, dialect, ipv6=handle.remote_addr_ipv6))
+            address = handle.remote_subscribe_addr
+            self._set_up(handle, Reader(Holdings(), address, dialect, ipv6=handle.remote_addr_ipv6))
         else:
             raise NoSuchReaderError(f"no reader has rank {rank}; local are {list(handle.local_reader_ranks)}")
         return self
@@ -87,7 +88,7 @@ class MessageQueue:
     def _set_up(self, handle: Handle, end: Writer | Reader) -> None:
         self.handle = handle
         self._end = end
-        self._finalizer = weakref.finalize(self, _close, os.getpid(), end.context, end.sockets, end.ring)
+        self._finalizer = weakref.finalize(self, end.holdings.close)
 
     def export_handle(self) -> Handle:
         """What readers need; for `create_from_handle`."""
@@ -96,7 +97,7 @@ class MessageQueue:
     @property
     def ring(self) -> ShmRingBuffer | None:
         """The ring, to look at; None at a remote end."""
-        return self._end.ring
+        return self._end.holdings.ring
 
     def lose_pings(self) -> None:
         """From now on the writer's pings get lost, as they may: what a lost wake-up looks like to its readers."""
@@ -166,13 +167,3 @@ class MessageQueue:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _close(pid: int, context: Context, sockets: list[Socket], ring: ShmRingBuffer | None) -> None:
-    if os.getpid() != pid:
-        return  # a forked child has inherited the object, but it is not the child's to close
-    for socket in sockets:
-        socket.close()
-    context.term()
-    if ring is not None:
-        ring.close()

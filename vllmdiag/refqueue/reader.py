@@ -11,13 +11,14 @@ from typing import Any
 import zmq
 
 from .dialect import Dialect
-from .errors import BadMessageError, NoSuchReaderError, QueueArgumentError, QueueCancelledError, QueueTimeoutError
+from .errors import BadMessageError, NoSuchReaderError, QueueArgumentError, QueueCancelledError
 from .framing import Bare, Counted, Framing, is_overflow
 from .handle import Handle
+from .holdings import Holdings
 from .patience import Patience
 from .ring import ShmRingBuffer
 from .wakeup import SpinCondition
-from .writer import READY, Context, Socket
+from .writer import READY
 
 LOOK_AT_CANCEL_S = 0.1
 """An Event cannot wake a sleeper, so one who was given an Event sleeps in pieces of this."""
@@ -27,29 +28,25 @@ class Reader:
     """What both have: a socket that the writer publishes messages on.
 
     Args:
+        holdings: to put its sockets with.
         address: of that socket.
         dialect: what the writer speaks.
         ipv6: whether the address is one of IPv6.
     """
 
-    def __init__(self, address: str, dialect: Dialect, *, ipv6: bool = False) -> None:
-        self.context: Context = zmq.Context()
+    def __init__(self, holdings: Holdings, address: str, dialect: Dialect, *, ipv6: bool = False) -> None:
+        self.holdings = holdings
         self.shutting_down = False
         self._dialect = dialect
         self._framing: Framing = Counted() if dialect.counted else Bare()
-        self._messages = self.context.socket(zmq.SUB)
+        self._messages = holdings.socket(zmq.SUB)
         self._messages.setsockopt(zmq.SUBSCRIBE, b"")
-        self._messages.setsockopt(zmq.LINGER, 0)
         self._messages.setsockopt(zmq.IPV6, int(ipv6))
         self._messages.connect(address)
-        self.sockets: list[Socket] = [self._messages]
-        self.ring: ShmRingBuffer | None = None
 
     def wait_until_ready(self, timeout: float | None) -> None:
         """Wait for READY, which proves that what the writer publishes arrives here."""
-        patience = Patience(timeout)
-        if not self._messages.poll(patience.left_ms()):
-            raise QueueTimeoutError("the writer did not send READY", next="has every other reader started?")
+        self._await_message(Patience("the writer did not send READY", timeout), None)
         if (first := self._messages.recv()) != READY:
             raise BadMessageError(f"the first message was no READY: {first[:16]!r}")
 
@@ -62,13 +59,17 @@ class Reader:
         self.shutting_down = True
 
     def _patience(self, timeout: float | None, indefinite: bool) -> Patience:
-        return Patience(timeout, None if indefinite else self._dialect.warn_every_s)
+        return Patience("no message", timeout, None if indefinite else self._dialect.warn_every_s)
 
     def _receive(self, patience: Patience, cancel: threading.Event | None) -> list[memoryview]:
         """The next message of the socket."""
-        while not self._messages.poll(patience.left_ms(LOOK_AT_CANCEL_S)):
-            self._check_cancelled(cancel)
+        self._await_message(patience, cancel)
         return [frame.buffer for frame in self._messages.recv_multipart(copy=False)]
+
+    def _await_message(self, patience: Patience, cancel: threading.Event | None) -> None:
+        while not self._messages.poll(0):
+            self._messages.poll(patience.left_ms(LOOK_AT_CANCEL_S))
+            self._check_cancelled(cancel)
 
     def _check_cancelled(self, cancel: threading.Event | None) -> None:
         if self.shutting_down or (cancel is not None and cancel.is_set()):
@@ -94,11 +95,9 @@ class LocalReader(Reader):
         except NoSuchReaderError:
             self._ring.close()
             raise
-        super().__init__(handle.local_subscribe_addr, dialect)
-        self.ring = self._ring
+        super().__init__(Holdings(self._ring), handle.local_subscribe_addr, dialect)
         self._slot, self._chunks = 0, self._ring.geometry.chunks
-        self._spin = SpinCondition(self.context, handle.local_notify_addr, dialect.busy_loop_s)
-        self.sockets += self._spin.sockets
+        self._spin = SpinCondition(self.holdings, handle.local_notify_addr, dialect.busy_loop_s)
 
     def dequeue(self, timeout: float | None, cancel: threading.Event | None, indefinite: bool) -> Any:
         """See `MessageQueue.dequeue`."""

@@ -34,6 +34,7 @@ import uuid
 
 import zmq
 
+from .holdings import Holdings
 from .ring import ShmRingBuffer
 
 PING = b"\x00"
@@ -49,21 +50,19 @@ class Pinger:
     """The writer's end.
 
     Args:
-        context: of the queue.
-        address: ``ipc://`` path to listen on.
+        holdings: of the writer.
         ring: whose readers are to be woken.
+        address: ``ipc://`` path to listen on.
         busy_loop_s: how long they spin at least.
 
     Attributes:
         lost: set to True, pings are lost on the way: what a lost wake-up is made with.
     """
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, ring: ShmRingBuffer, busy_loop_s: float
-    ) -> None:
+    def __init__(self, holdings: Holdings, ring: ShmRingBuffer, address: str, busy_loop_s: float) -> None:
         self.lost = False
         # To a subscriber it is a PUB. It also tells who has subscribed: before that no ping can reach them.
-        self.socket = context.socket(zmq.XPUB)
+        self.socket = holdings.socket(zmq.XPUB)
         self.socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         self.socket.setsockopt(zmq.SNDHWM, 1)
         self.socket.bind(address)
@@ -108,30 +107,29 @@ class SpinCondition:
     """The reader's end.
 
     Args:
-        context: of the queue.
+        holdings: of the reader.
         address: where the writer pings; None where it does not, and then `wait` never sleeps.
         busy_loop_s: how long to spin after the last message before sleeping.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str | None, busy_loop_s: float) -> None:
+    def __init__(self, holdings: Holdings, address: str | None, busy_loop_s: float) -> None:
         self._sleeps = address is not None
         self._busy_loop_s = busy_loop_s
         self._last_read = time.monotonic()
-        self._pings = context.socket(zmq.SUB)
+        self._pings = holdings.socket(zmq.SUB)
         self._pings.setsockopt(zmq.CONFLATE, 1)
         self._pings.setsockopt(zmq.SUBSCRIBE, b"")
         if address is not None:
             self._pings.connect(address)
         # A pair inside the process: the one thing that another thread may use to end a sleep.
         inside = f"inproc://{uuid.uuid4()}"
-        self._cancel = context.socket(zmq.PAIR)
+        self._cancel = holdings.socket(zmq.PAIR)
         self._cancel.bind(inside)
-        self._cancelled = context.socket(zmq.PAIR)
+        self._cancelled = holdings.socket(zmq.PAIR)
         self._cancelled.connect(inside)
         self._poller = zmq.Poller()
         self._poller.register(self._cancelled, zmq.POLLIN)
         self._poller.register(self._pings, zmq.POLLIN)
-        self.sockets = (self._pings, self._cancel, self._cancelled)
 
     def record_read(self) -> None:
         """A message was taken: spin again for a while."""

@@ -22,9 +22,10 @@ import zmq
 from vllmdiag.model.ring import Geometry
 
 from .dialect import Dialect
-from .errors import QueueArgumentError, QueueCancelledError, QueueTimeoutError
+from .errors import QueueArgumentError, QueueCancelledError
 from .framing import Bare, Buffers, Counted, Framing
 from .handle import Handle
+from .holdings import Holdings, Socket
 from .patience import Patience
 from .ring import ShmRingBuffer
 from .wakeup import Pinger
@@ -34,8 +35,7 @@ READY = b"READY"
 LINGER_MS = 1000
 """How long `close` lets messages leave that were sent by a socket just before."""
 
-Context = zmq.Context[zmq.Socket[bytes]]
-Socket = zmq.Socket[bytes]
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Writer:
@@ -52,58 +52,54 @@ class Writer:
     def __init__(
         self, geometry: Geometry | None, ranks: tuple[int, ...], n_remote: int, connect_ip: str, dialect: Dialect
     ) -> None:
-        self.context: Context = zmq.Context()
-        self.sockets: list[Socket] = []
+        remote_ip = ipaddress.ip_address(connect_ip) if n_remote else None
         self.shutting_down = False
         self._dialect = dialect
         self._framing: Framing = Counted() if dialect.counted else Bare()
-        self.ring: ShmRingBuffer | None = None
-        self.pinger: Pinger | None = None
-        self._local: Socket | None = None
-        self._remote: Socket | None = None
         self._slot = 0
-        local_addr = notify_addr = remote_addr = None
-        ipv6 = False
-        if geometry is not None:
-            self.ring = ShmRingBuffer(geometry)
-            local_addr = _ipc_address()
-            self._local = self._publisher()
-            self._local.bind(local_addr)
-            if dialect.pings:
-                notify_addr = _ipc_address()
-                self.pinger = Pinger(self.context, notify_addr, self.ring, dialect.busy_loop_s)
-                self.sockets.append(self.pinger.socket)
-        if n_remote:
-            ipv6 = ipaddress.ip_address(connect_ip).version == 6
-            host = f"[{connect_ip}]" if ipv6 else connect_ip
-            self._remote = self._publisher()
-            self._remote.setsockopt(zmq.IPV6, int(ipv6))
-            self._remote.bind(f"tcp://{host}:0")
-            port = self._remote.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-            remote_addr = f"tcp://{host}:{port}"
+        self.holdings = Holdings(ShmRingBuffer(geometry) if geometry else None)
+        try:
+            self._open(ranks, n_remote, remote_ip)
+        except BaseException:
+            self.holdings.close()
+            raise
+
+    def _open(self, ranks: tuple[int, ...], n_remote: int, remote_ip: IpAddress | None) -> None:
+        ring = self.holdings.ring
+        local_addr = _ipc_address() if ring else None
+        notify_addr = _ipc_address() if ring and self._dialect.pings else None
+        self._local = self._publisher(local_addr) if local_addr else None
+        self.pinger = None
+        if ring and notify_addr:
+            self.pinger = Pinger(self.holdings, ring, notify_addr, self._dialect.busy_loop_s)
+        self._remote, remote_addr = None, None
+        if remote_ip is not None:
+            host = f"[{remote_ip}]" if remote_ip.version == 6 else str(remote_ip)
+            self._remote = self._publisher(f"tcp://{host}:0", ipv6=remote_ip.version == 6)
+            remote_addr = f"tcp://{host}:{self._remote.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(':')[2]}"
         self._awaited = [
             _Subscribers(socket, n) for socket, n in ((self._local, len(ranks)), (self._remote, n_remote)) if socket
         ]
         self.handle = Handle(
             local_reader_ranks=ranks,
-            buffer_handle=self.ring.handle() if self.ring else None,
+            buffer_handle=ring.handle() if ring else None,
             local_subscribe_addr=local_addr,
             local_notify_addr=notify_addr,
             remote_subscribe_addr=remote_addr,
-            remote_addr_ipv6=ipv6,
+            remote_addr_ipv6=remote_ip is not None and remote_ip.version == 6,
         )
 
-    def _publisher(self) -> Socket:
+    def _publisher(self, address: str, *, ipv6: bool = False) -> Socket:
         """XPUB is a PUB that tells of its subscribers, VERBOSE of each of them and not only of the first."""
-        socket = self.context.socket(zmq.XPUB)
+        socket = self.holdings.socket(zmq.XPUB, linger_ms=LINGER_MS)
         socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-        socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self.sockets.append(socket)
+        socket.setsockopt(zmq.IPV6, int(ipv6))
+        socket.bind(address)
         return socket
 
     def wait_until_ready(self, timeout: float | None) -> None:
         """Wait for the subscription of every reader, then send READY: a PUB socket loses what it sends before."""
-        patience = Patience(timeout)
+        patience = Patience("not all readers subscribed", timeout)
         for subscribers in self._awaited:
             subscribers.wait(patience)
             subscribers.socket.send(READY)
@@ -111,8 +107,8 @@ class Writer:
     def enqueue(self, obj: Any, timeout: float | None) -> None:
         """See `MessageQueue.enqueue`."""
         buffers = self._framing.encode(obj)
-        if self.ring is not None and self._local is not None:
-            self._write(self.ring, self._local, buffers, timeout)
+        if self.holdings.ring is not None and self._local is not None:
+            self._write(self.holdings.ring, self._local, buffers, timeout)
         if self._remote is not None:
             self._remote.send_multipart(buffers)
 
@@ -130,7 +126,7 @@ class Writer:
     def acquire_write(self, ring: ShmRingBuffer, timeout: float | None) -> int:
         """Wait, spinning, until every reader has read the next slot; close it to them and return its index."""
         if not ring.can_write(self._slot):
-            patience = Patience(timeout, self._dialect.warn_every_s)
+            patience = Patience("no free slot", timeout, self._dialect.warn_every_s)
             while not ring.can_write(self._slot):
                 os.sched_yield()
                 if self.shutting_down:
@@ -152,8 +148,8 @@ class _Subscribers:
 
     def wait(self, patience: Patience) -> None:
         while self._missing:
-            if not self.socket.poll(patience.left_ms()):
-                raise QueueTimeoutError(f"{self._missing} readers did not subscribe", next="are they all started?")
+            while not self.socket.poll(0):
+                self.socket.poll(patience.left_ms())
             self._missing -= self.socket.recv().startswith(b"\x01")  # 0 is a farewell
 
 
