@@ -32,19 +32,20 @@ def trigger(processes: Sequence[Process], root: str = "/") -> tuple[list[FlightR
     """Ask, and wait for the dumps.
 
     Args:
-        processes: workers, as they were just observed.
+        processes: members of the instance, as they were just observed.
         root: where /proc is.
 
     Returns:
         What `vllmdiag.sources.flight_recorder.records` finds afterwards, and a hole where there was nobody to ask.
     """
-    pipes = _pipes(processes, root)
+    environments = [process.environ for process in processes]
+    pipes = _pipes(processes, environments, root)
     asked = sum(_ask(pipe) for pipe in pipes)
     begin = time.monotonic()
-    found, holes = records(processes, root)
+    found, holes = records(processes, environments, root)
     while asked and not _fresh(found, asked, time.monotonic() - begin) and time.monotonic() - begin < WAIT_S:
         time.sleep(_POLL_S)
-        found, holes = records(processes, root)
+        found, holes = records(processes, environments, root)
     if not pipes:
         why = "no rank has a pipe to ask through: vLLM sets none, and torch makes it only when the process starts"
         variable = gpu().flight_recorder.pipe_variables[-1]
@@ -62,11 +63,11 @@ def _fresh(found: Sequence[FlightRecord], asked: int, elapsed_s: float) -> bool:
     return sum(record.age_s is not None and record.age_s <= elapsed_s + 1.0 for record in found) >= asked
 
 
-def _pipes(processes: Sequence[Process], root: str) -> list[str]:
+def _pipes(processes: Sequence[Process], environments: Sequence[dict[str, str]], root: str) -> list[str]:
     """The pipes of the ranks, each once."""
     table = gpu().flight_recorder
     found: dict[tuple[int, int], str] = {}
-    stems = {p.environ[name] for p in processes for name in table.pipe_variables if name in p.environ}
+    stems = {e[name] for e in environments for name in table.pipe_variables if name in e}
     for process in processes:
         for stem in sorted(stems):
             directory, prefix = os.path.split(os.path.join(root, "proc", str(process.pid), "root", stem.lstrip("/")))

@@ -21,6 +21,7 @@ VERBS = {
     "shm clean": "Show, or with --yes remove, segments of vLLM that nobody holds.",
     "ring": "Shared-memory queues: slots, readers that lag, messages per second.",
     "stacks": "Python stacks of every process, equal ones folded.",
+    "gpu": "Devices, NCCL and flight recorder: one row a rank, those that differ named.",
     "client": "The HTTP side: connections, health, counters that move.",
     "playbook": "What to do about a cause, found by its name or by a symptom.",
     "explain": "What a cause or a term means, in plain words.",

@@ -31,6 +31,7 @@ from .activity import DEAD, STOPPED, UNINTERRUPTIBLE, same_stack
 from .case import Case
 from .client_rules import stuck_connections
 from .endpoints import endpoint_views
+from .gpu_view import gpu_views
 from .judge import missing_of
 from .motion import is_counter
 from .rings import Ring, pending_of
@@ -69,6 +70,7 @@ def view(snapshot: Snapshot) -> InstanceView:
         endpoints=endpoint_views(case),
         clients=tuple(_clients(case)),
         stacks=tuple(_stacks(case)),
+        gpu=gpu_views(case),
         missing=missing_of(snapshot),
     )
 

@@ -225,7 +225,8 @@ class RankView(Fact, frozen=True, kw_only=True):
     """One rank: its process, its device, and what each source says."""
 
     label: str
-    pid: int
+    """Of the process; ``GPU 3`` for a device in trouble of which no rank is known."""
+    pid: int | None = None
     doing: str = ""
     """What its stack says."""
     signature: str = ""

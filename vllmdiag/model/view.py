@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from .base import Fact, Missing
+from .gpu import CommunicatorView, Driver, FlightView, RankView
 from .http import HttpProbe
 from .process import Frame
 from .ring import Geometry, RingState
@@ -272,6 +273,19 @@ class ClientView(Fact, frozen=True, kw_only=True):
     counters: tuple[CounterView, ...] = ()
 
 
+class GpuView(Fact, frozen=True, kw_only=True):
+    """The GPU layer: a row for each rank, and what is said of several ranks."""
+
+    drivers: tuple[Driver, ...] = ()
+    ranks: tuple[RankView, ...] = ()
+    communicators: tuple[CommunicatorView, ...] = ()
+    limits: tuple[str, ...] = ()
+    """What NCCL does not count; told whenever its counts are."""
+    dumps: str = ""
+    """Of which ranks flight recorder dumps were found."""
+    flights: tuple[FlightView, ...] = ()
+
+
 class InstanceView(Fact, frozen=True, kw_only=True):
     """One instance, seen by role and rank."""
 
@@ -289,6 +303,8 @@ class InstanceView(Fact, frozen=True, kw_only=True):
     endpoints: tuple[EndpointView, ...] = ()
     clients: tuple[ClientView, ...] = ()
     stacks: tuple[StackView, ...] = ()
+    gpu: tuple[GpuView, ...] = ()
+    """One, for the verb `gpu`; none where it was not looked at."""
     missing: tuple[Missing, ...] = ()
 
 

@@ -32,16 +32,19 @@ _SLACK_S = 2.0
 _READ_S = 2.0
 
 
-def records(processes: Sequence[Process], root: str = "/") -> tuple[list[FlightRecord], list[Missing]]:
+def records(
+    processes: Sequence[Process], environments: Sequence[dict[str, str]], root: str = "/"
+) -> tuple[list[FlightRecord], list[Missing]]:
     """The dumps that these processes have written since they started, by rank.
 
     Args:
-        processes: workers; each says where it writes (its environment) and in which file system.
+        processes: workers, each with a file system of its own.
+        environments: of the instance: they may say where dumps are written.
         root: where /proc is.
     """
     found: list[FlightRecord] = []
     holes: list[Missing] = []
-    files = list(_files(processes, root))
+    files = list(_files(processes, environments, root))
     paths = [path for path, _, _ in files]
     for (path, rank, age), data in zip(files, deadline.each(_read, paths, timeout_s=_READ_S), strict=True):
         shown = re.sub(r"^.*/proc/\d+/root", "", path)
@@ -142,10 +145,12 @@ def _members(configuration: dict[object, object]) -> dict[tuple[str, str], tuple
 # -- where they are --------------------------------------------------------------------------------------------------
 
 
-def _files(processes: Sequence[Process], root: str) -> Iterator[tuple[str, int, float]]:
+def _files(
+    processes: Sequence[Process], environments: Sequence[dict[str, str]], root: str
+) -> Iterator[tuple[str, int, float]]:
     """Path, rank and age in seconds of each dump, through the file system of the process that wrote it."""
     table = gpu().flight_recorder
-    named = [p.environ[name] for p in processes for name in table.stem_variables if name in p.environ]
+    named = [e[name] for e in environments for name in table.stem_variables if name in e]
     stems = tuple(dict.fromkeys(stem for stem in (*named, *table.stems) if stem.startswith("/")))
     seen: set[object] = set()
     now = time.time()

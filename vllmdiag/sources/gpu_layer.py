@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -38,7 +38,8 @@ class GpuLayer:
     """Made when the processes of the instance have been observed; `works` run beside the window, then `add_to`.
 
     Args:
-        processes: members that may use a GPU: workers, and engines that run the model themselves. None: look at nothing.
+        members: processes of the instance; the environment of one stands for all, as titles are written over it.
+        users: which of them may use a GPU: workers, and engines that run the model. None: nothing is looked at.
         sockets: of the instance.
         clock: seconds since the start of the window.
         window_s: its length.
@@ -49,7 +50,8 @@ class GpuLayer:
 
     def __init__(
         self,
-        processes: Sequence[Process],
+        members: Sequence[Process],
+        users: Collection[int],
         sockets: Sequence[Socket],
         clock: Callable[[], float],
         window_s: float,
@@ -57,7 +59,9 @@ class GpuLayer:
         thorough: bool = False,
         root: str = "/",
     ) -> None:
-        self._processes, self._clock, self._window_s, self._stop = processes, clock, window_s, stop
+        self._processes = processes = [p for p in members if p.pid in users]
+        self._environments = [p.environ for p in members if p.environ]
+        self._clock, self._window_s, self._stop = clock, window_s, stop
         self._thorough, self._root = thorough, root
         self._probes = [backend.open(clock, root) for backend in accelerators.present(root)] if processes else []
         self._nccl = [p for p in processes if any("nccl" in os.path.basename(path) for path in p.libraries)]
@@ -125,7 +129,7 @@ class GpuLayer:
     def _find_listeners(self, sockets: Sequence[Socket]) -> list[nccl_ras.Listener]:
         """Where to ask: only a socket on the port of RAS that a process with NCCL, and with room for us, listens on."""
         ras = gpu().ras
-        _, port = nccl_ras.address([p.environ for p in self._processes], ras.host, ras.port)
+        _, port = nccl_ras.address(self._environments, ras.host, ras.port)
         roomy = {p.pid for p in self._nccl if _has_room(p)}
         found: dict[tuple[int, str], list[int]] = {}
         for sock in sockets:
@@ -159,7 +163,7 @@ class GpuLayer:
 
     def _read_records(self) -> None:
         start = time.monotonic()
-        self._records, holes = flight_recorder.records(self._processes, self._root)
+        self._records, holes = flight_recorder.records(self._processes, self._environments, self._root)
         self._missing += holes
         self._cost("flight recorder", start)
 
@@ -184,8 +188,8 @@ class GpuLayer:
 
     def _no_listener(self) -> Missing:
         ras = gpu().ras
-        port = nccl_ras.address([p.environ for p in self._processes], ras.host, ras.port)[1]
-        if any(p.environ.get("NCCL_RAS_ENABLE") == "0" for p in self._processes):
+        port = nccl_ras.address(self._environments, ras.host, ras.port)[1]
+        if any(environment.get("NCCL_RAS_ENABLE") == "0" for environment in self._environments):
             why, after = "the server was started with NCCL_RAS_ENABLE=0", "leave that out at the next start"
         elif any(isinstance(p.socket_inodes, Missing) for p in self._nccl):
             why, after = "which process listens may not be seen by this user", "run as the user of the server, or root"

@@ -36,8 +36,8 @@ _ALLOWED = re.compile(rb"CLIENT PROTOCOL 2|TIMEOUT \d+|SET FORMAT json|VERBOSE S
 """NCCL has others that write (CONTROL), run code in every rank (DIAGNOSTICS) or never end (MONITOR)."""
 
 _HOPELESS = frozenset({"refused", "not-permitted", "not-ras", "stopped"})
-_PATIENCE = 2
-"""How often the same failure is met with another try: the next connection may reach another rank."""
+_PATIENCE, _PATIENCE_WITH_MANY = 2, 6
+"""How often the same failure is met with another try; where several ranks listen, the next one may be a better one."""
 
 
 class Listener(NamedTuple):
@@ -117,6 +117,7 @@ def survey(
     found: dict[object, RasReport] = {}
     errors: list[RasError] = []
     unheard = set(listener.pids)
+    patience = _PATIENCE if len(unheard) == 1 else _PATIENCE_WITH_MANY
     for _ in range(4 + 4 * len(listener.pids)):
         if not unheard or time.monotonic() >= deadline or (stop is not None and stop.is_set()):
             break
@@ -125,7 +126,7 @@ def survey(
             report = ask(listener, deadline, stop)
         except RasError as error:
             errors.append(error)
-            if error.kind in _HOPELESS or sum(e.kind == error.kind for e in errors) > _PATIENCE:
+            if error.kind in _HOPELESS or sum(e.kind == error.kind for e in errors) > patience:
                 break
             continue
         told = {rank.pid for c in report.communicators for rank in (*c.ranks, *c.missing) if rank.pid is not None}

@@ -154,7 +154,8 @@ class Window:
         asked = self._wants("diagnose", "gpu")
         users = {m.pid for m in self.instance.of("Worker", "RayWorker", "EngineCore", "Driver")} if asked else set()
         return GpuLayer(
-            [p for p in observed if p.pid in users],
+            observed,
+            users,
             sockets.result()[0],
             self._t,
             self.window_s,

@@ -1,0 +1,147 @@
+"""Which process uses which device, and what the kernel log says of it.
+
+The pids that a driver tells are those of the host: in a container they are foreign ones. So they are believed only
+where this tool itself lives in the host's pid namespace, and are one way among several.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from vllmdiag.model.base import Missing
+from vllmdiag.model.gpu import Accelerator, Reading, Trouble
+from vllmdiag.model.process import Process
+from vllmdiag.model.snapshot import Snapshot
+from vllmdiag.vllm.gpu import gpu
+
+from .scene import Scene
+
+_MINOR = re.compile(r"/dev/nvidia(\d+)")
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_HOST_PID_NAMESPACE = 4026531836  # include/linux/proc_ns.h: PROC_PID_INIT_INO
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def device_of(scene: Scene, process: Process) -> tuple[Accelerator | None, str]:
+    """The device of a process, and how it was found; None where that cannot be told."""
+    devices = scene.snapshot.accelerators
+    if not devices or not _may_use_one(process):
+        return None, ""
+    minors = {int(found[1]) for path in process.device_files if (found := _MINOR.fullmatch(path))}
+    if len(minors) == 1:
+        # A process may open every device it sees, but one that has a single one open uses that.
+        own = [d for d in devices if d.minor in minors]
+        if own:
+            return own[0], "its open device file"
+    for device, how in (
+        (_by_driver(scene.snapshot, process), "the driver's list of processes"),
+        (_by_ras(scene.snapshot, process), "NCCL"),
+        (_by_rank(scene, process), "its rank among the visible devices"),
+    ):
+        if device is not None and (not minors or device.minor is None or device.minor in minors):
+            return device, how
+    return None, ""
+
+
+def _may_use_one(process: Process) -> bool:
+    """It has a device open, or what it has open may not be seen."""
+    return bool(process.device_files) or isinstance(process.socket_inodes, Missing)
+
+
+def _by_driver(snapshot: Snapshot, process: Process) -> Accelerator | None:
+    if snapshot.viewer is None or snapshot.viewer.namespaces.get("pid") != _HOST_PID_NAMESPACE:
+        return None
+    own = [d for d in snapshot.accelerators if any(p.pid == process.pid for p in d.processes or ())]
+    return own[0] if len(own) == 1 else None
+
+
+def _by_ras(snapshot: Snapshot, process: Process) -> Accelerator | None:
+    if len(process.nspids) > 1:  # in a container NCCL counts the devices of the container
+        return None
+    told = {
+        rank.nvml_device
+        for report in snapshot.ras
+        for communicator in report.communicators
+        for rank in communicator.ranks
+        if rank.pid == process.pid and rank.nvml_device is not None
+    }
+    return _at(snapshot.accelerators, told.pop()) if len(told) == 1 else None
+
+
+def _by_rank(scene: Scene, process: Process) -> Accelerator | None:
+    if len(process.nspids) > 1:
+        return None
+    users = [m.pid for m in scene.workers] or [m.pid for m in scene.engines]
+    if process.pid not in users:
+        return None
+    position = users.index(process.pid)
+    visible = next((process.environ[n] for n in _VISIBLE if n in process.environ), None)
+    visible = next((v for n in _VISIBLE if (v := scene.environ(n)) is not None), None) if visible is None else visible
+    if visible is None:
+        return _at(scene.snapshot.accelerators, position)
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if position >= len(names):
+        return None
+    name = names[position]
+    if name.isdecimal():
+        return _at(scene.snapshot.accelerators, int(name))
+    return next((d for d in scene.snapshot.accelerators if d.uuid and d.uuid.startswith(name)), None)
+
+
+def _at(devices: Sequence[Accelerator], index: int) -> Accelerator | None:
+    return next((device for device in devices if device.index == index), None)
+
+
+def spinning(device: Accelerator) -> bool | None:
+    """A kernel on it only waits: fully busy with no memory traffic and little power, in every reading.
+
+    Returns:
+        None where it cannot be told: no power (GB10, virtual GPUs), a partitioned device, a single reading.
+    """
+    if device.mig or len(device.readings) < 2:
+        return None
+    found = [_spins(reading) for reading in device.readings]
+    if None in found and False not in found:
+        return None
+    return all(found)
+
+
+def _spins(reading: Reading) -> bool | None:
+    rule = gpu().spin
+    if reading.busy_pct is not None and reading.busy_pct < rule.busy_pct:
+        return False
+    if reading.busy_pct is None or reading.memory_busy_pct is None or not reading.power_w or not reading.power_limit_w:
+        return None
+    quiet = reading.memory_busy_pct <= rule.memory_busy_pct
+    return quiet and reading.power_w <= rule.power_share * reading.power_limit_w
+
+
+def troubles(snapshot: Snapshot, device: Accelerator) -> tuple[Trouble, ...]:
+    """What the driver and the kernel log say against a device."""
+    return (*device.troubles, *_xids(snapshot, device), *_dropped_links(device))
+
+
+def _xids(snapshot: Snapshot, device: Accelerator) -> Iterator[Trouble]:
+    seen: dict[int, int] = {}
+    for line in snapshot.kernel_lines:
+        found = _XID.search(line.text)
+        if found and device.pci and device.pci.startswith(found[1].lower().rpartition(".")[0] or found[1].lower()):
+            seen[int(found[2])] = seen.get(int(found[2]), 0) + 1
+    for number, times in seen.items():
+        words = gpu().xids.get(number, "see NVIDIA's list of Xid errors")
+        often = f" ({times} times)" if times > 1 else ""
+        critical = number not in gpu().harmless_xids
+        yield Trouble(code=f"xid-{number}", text=f"Xid {number}{often}: {words}", critical=critical)
+
+
+def _dropped_links(device: Accelerator) -> Iterator[Trouble]:
+    """A link that is down among others that are up, or whose errors grew within the window."""
+    links = device.readings[-1].links if device.readings else ()
+    down = [link.number for link in links if not link.up]
+    if down and len(down) < len(links):
+        yield Trouble(code="link-down", text=f"NVLink {', '.join(map(str, down))} of {len(links)} down", critical=True)
+    before = {link.number: link.errors for link in device.readings[0].links} if device.readings else {}
+    grown = [link.number for link in links if (link.errors or 0) > (before.get(link.number) or 0)]
+    if grown:
+        yield Trouble(code="link-errors", text=f"errors of NVLink {', '.join(map(str, grown))} grow", critical=True)
