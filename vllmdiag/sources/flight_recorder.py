@@ -66,10 +66,10 @@ def parse(data: bytes, rank: int, path: str = "", age_s: float | None = None) ->
         ValueError: it is neither, or no dump.
     """
     try:
-        dump = json.loads(data) if data[:1] == b"{" else loads(data)
+        dump = _mapping(json.loads(data) if data[:1] == b"{" else loads(data))
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    entries = _mapping(dump).get("entries")
+    entries = dump.get("entries")
     if not isinstance(entries, list):
         raise ValueError("no entries in it")  # noqa: TRY004  a wrong file, not a wrong argument
     grouped: dict[str, list[FlightEntry]] = defaultdict(list)
