@@ -26,8 +26,10 @@ from .case import Case
 from .client_rules import client_findings
 from .process_rules import process_findings
 from .queue_rules import queue_findings
+from .reach_rules import not_probed, probed_words, reach_findings
 from .scene import Scene, scene_of
 from .shm_rules import leak_line, leak_words, leaked, shm_findings
+from .startup import line_of, phase_of, standings, start_method_words
 from .startup_rules import startup_findings
 from .thread_rules import ring_findings
 
@@ -37,6 +39,9 @@ _HARD_ORDER = (
     "driver-unkillable",
     "shm-exhausted",
     "shm-too-small",
+    "ipc-path-too-long",
+    "port-conflict",
+    "cuda-fork-poisoned",
     "engine-dead",
     "orphan-engine",
     "worker-dead",
@@ -61,6 +66,7 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
     case = Case(scene)
     findings = [
         *process_findings(case),
+        *reach_findings(case),
         *startup_findings(case),
         *queue_findings(case),
         *ring_findings(case),
@@ -68,7 +74,7 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
         *client_findings(case),
     ]
     findings = _fold(findings)
-    missing = missing_of(snapshot)
+    missing = (*missing_of(snapshot), *not_probed(snapshot))
     verdict = _verdict(case, findings)
     return Diagnosis(
         tool=snapshot.tool,
@@ -154,15 +160,16 @@ def _healthy(case: Case, findings: list[Finding]) -> Verdict:
 
     if case.starting:
         motion = case.starting_motion
-        doing = [f"{m.label}: {case.acts[m.pid].doing}" for m in scene.instance.members if case.acts[m.pid].seen]
+        places = standings(case)
+        doing = [line_of(case, s) for s in places if case.acts[s.pid].seen]
         age = max((p.age_s or 0.0) for p in scene.processes.values())
         blind = not motion and not doing
         if blind:
             return say("unknown", "a server that is not ready yet; nothing of it could be seen", [], "low", "unknown")
         return say(
             "starting",
-            f"starting since {age:.0f} s: {', '.join(motion) or 'waiting'}",
-            doing,
+            f"starting since {age:.0f} s: {phase_of(places) or ', '.join(motion) or 'waiting'}",
+            [*doing, *([f"moves: {', '.join(motion)}"] if motion else []), *start_method_words(case)],
             "high" if motion else "medium",
         )
     busy = next((f for f in findings if f.cause == "busy"), None)
@@ -228,7 +235,7 @@ def _unfaulted(case: Case, snapshot: Snapshot, layer: int) -> tuple[LayerStatus,
         blind = [m.label for m in (*scene.engines, *scene.servers) if not scene.sockets_known(m.pid)]
         if blind:
             return "unknown", f"descriptors of {', '.join(blind)} not readable: run as the same user or root"
-        return "ok", f"{_count(len(scene.listeners), 'endpoint')} bound"
+        return "ok", f"{_count(len(scene.listeners), 'endpoint')} bound{probed_words(snapshot)}"
     if layer == 3:
         if case.rings:
             looks = sum(r.segment.polls for r in case.rings)

@@ -19,14 +19,12 @@ from typing import NamedTuple
 from vllmdiag.model.base import Missing
 from vllmdiag.model.process import Process
 from vllmdiag.model.sockets import Socket
-from vllmdiag.vllm.endpoints import is_ipc_path, kind_of_listener
+from vllmdiag.vllm.endpoints import FD_HEADROOM, is_ipc_path, kind_of_listener
 
 from . import cgroups, proc, procfs
 from .netns import near
 from .sockets import SocketWatch
 
-FD_HEADROOM = 64
-"""Descriptors the owner must have to spare: one for the probe, the others for the peers that come meanwhile."""
 SAFE_LIBZMQ = (4, 3, 4)
 
 _HALTED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait", "Z": "dead", "X": "dead"}

@@ -15,6 +15,9 @@ import msgspec
 from .tables import load
 from .versions import in_range
 
+FD_HEADROOM = 64
+"""Descriptors that a process which accepts connections of ZMQ must have to spare: at its limit libzmq aborts it."""
+
 _IPC_NAME = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 

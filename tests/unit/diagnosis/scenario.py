@@ -16,7 +16,7 @@ from vllmdiag.model.http import HttpProbe, MetricsScrape
 from vllmdiag.model.process import Frame, Process, ProcessSample, ShmFd, StackDump, Thread, ThreadSample, ThreadStack
 from vllmdiag.model.shm import Holder, Segment, ShmMount, TailState
 from vllmdiag.model.snapshot import Snapshot
-from vllmdiag.model.sockets import Socket, SocketOwner, SocketSample
+from vllmdiag.model.sockets import Socket, SocketOwner, SocketSample, ZmtpProbe
 
 WINDOW = 3.0
 TIMES = (0.0, 1.5, 3.0)
@@ -214,6 +214,7 @@ class Server:
     args: tuple[str, ...] = ()
     age: float = 600.0
     ipc_paths_missing: tuple[str, ...] = ()
+    zmtp: tuple[ZmtpProbe, ...] = ()
 
     @property
     def workers(self) -> list[int]:
@@ -253,6 +254,7 @@ class Server:
             http=tuple(self._http()),
             metrics=tuple(self._metrics()),
             ipc_paths_missing=self.ipc_paths_missing,
+            zmtp=self.zmtp,
         )
 
     def _cmdline(self, pid: int) -> tuple[str, ...]:

@@ -11,7 +11,9 @@ from vllmdiag.catalogue.entries import catalogue
 from vllmdiag.diagnosis.judge import diagnose
 from vllmdiag.model.base import Missing
 from vllmdiag.model.diagnosis import Diagnosis
+from vllmdiag.model.process import Limits
 from vllmdiag.model.shm import Segment
+from vllmdiag.model.sockets import ProbeOutcome, ZmtpProbe
 
 from .scenario import (
     API,
@@ -250,6 +252,39 @@ def paths_removed(server: Server) -> None:
     server.ipc_paths_missing = ("/tmp/in",)
 
 
+def _fds(used: int) -> dict[str, object]:
+    return {"n_fds": used, "limits": Limits(nofile=1024)}
+
+
+def no_descriptor_left(server: Server) -> None:
+    server.processes[API] = _fds(1024)
+
+
+def hardly_a_descriptor_left(server: Server) -> None:
+    server.processes[API] = _fds(1024 - 63)
+
+
+def just_descriptors_enough(server: Server) -> None:
+    server.processes[API] = _fds(1024 - 64)
+
+
+def _probe(outcome: ProbeOutcome, inode: int = 1000) -> ZmtpProbe:
+    reason = "" if outcome == "ready" else "it accepts and says nothing for 1 s"
+    return ZmtpProbe(endpoint="ipc:///tmp/in", inode=inode, owner=API, outcome=outcome, reason=reason, next="look")
+
+
+def accepts_and_says_nothing(server: Server) -> None:
+    server.zmtp = (_probe("ready", 999), _probe("silent"))
+
+
+def tells_its_type(server: Server) -> None:
+    server.zmtp = (_probe("ready"),)
+
+
+def is_not_asked(server: Server) -> None:
+    server.zmtp = (_probe("gated"), _probe("gated", 999))
+
+
 FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("process-stopped", worker_stopped, "Worker_TP1", "critical"),
     ("process-stopped", worker_stopped_all_read, "Worker_TP1", "critical"),
@@ -286,6 +321,9 @@ FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("handshake-incomplete", start_waits, "Worker_TP0", "critical"),
     ("endpoint-gone", disconnected, "EngineCore", "critical"),
     ("ring-inconsistent", broken_flags, "EngineCore", "critical"),
+    ("fd-exhausted", no_descriptor_left, "APIServer", "critical"),
+    ("fd-exhausted", hardly_a_descriptor_left, "APIServer", "warning"),
+    ("zmq-io-silent", accepts_and_says_nothing, "APIServer", "critical"),
 ]
 
 
@@ -469,6 +507,9 @@ LOOK_ALIKES: list[tuple[str, Scenario, str]] = [
     ("wait-remote-kv", connector_without_requests, "idle"),
     ("shm-exhausted", full_but_resident, "idle"),
     ("ring-inconsistent", a_torn_look, "serving"),
+    ("fd-exhausted", just_descriptors_enough, "idle"),
+    ("zmq-io-silent", tells_its_type, "idle"),
+    ("zmq-io-silent", is_not_asked, "idle"),
 ]
 
 
@@ -562,3 +603,27 @@ def test_a_missing_rank_is_known_from_the_arguments_where_no_ring_can_be_read() 
         server.polled = False
 
     assert judged(change).verdict.cause == "worker-dead"
+
+
+def test_a_full_table_of_descriptors_is_an_echo_of_the_stall_that_filled_it() -> None:
+    def change(server: Server) -> None:
+        no_descriptor_left(server)
+        worker_stopped(server)
+
+    found = judged(change)
+    assert found.verdict.cause == "process-stopped"
+    assert [f.folded_into for f in found.findings if f.cause == "fd-exhausted"] == ["process-stopped"]
+
+
+def test_what_was_not_probed_is_missing_and_what_answered_is_counted() -> None:
+    assert [(hole.what, hole.next) for hole in judged(is_not_asked).missing] == [("2 ZMQ endpoints", "look")]
+    assert judged(tells_its_type).layers[1].summary.endswith(", 1 of 1 probed answer")
+    assert "probed" not in judged(is_not_asked).layers[1].summary
+
+
+def test_a_stopped_owner_explains_its_silence() -> None:
+    def change(server: Server) -> None:
+        accepts_and_says_nothing(server)
+        server.states[API] = "T"
+
+    assert {f.cause for f in judged(change).findings} & {"zmq-io-silent"} == set()
