@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 
 from vllmdiag import __version__
+from vllmdiag.cli import interrupt
 from vllmdiag.model.errors import ExitCode, UsageError, VllmdiagError
 
 
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:  # this process is ours and ends with us: looking through it for garbage would take 25 ms
         atexit.register(gc.freeze)
+        interrupt.install()
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         if args == ["--version"]:
@@ -37,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _explain(error)
         return error.exit_code
     except KeyboardInterrupt:
+        interrupt.settle()
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         from vllmdiag.cli.output import silence_stdout
@@ -61,6 +64,7 @@ def _run(args: list[str]) -> int:
     except TyperException as error:
         raise _usage(error) from None
     except Abort:
+        interrupt.settle()
         return ExitCode.INTERRUPTED
     except SystemExit as stop:
         # typer exits with 1 when the reader of a help text has gone, and with its own code after shell completion
