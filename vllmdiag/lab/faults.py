@@ -103,12 +103,20 @@ def _alone() -> bool:
     return not running()[1]
 
 
+def _sees_holders() -> bool:
+    from vllmdiag.sources import shm
+
+    here = os.stat("/dev/shm")
+    return shm.all_holders({(here.st_dev, here.st_ino)}).complete
+
+
 _NEEDS: dict[str, tuple[str, Callable[[], bool]]] = {
     "root": ("root, for a /dev/shm of its own or a limit", lambda: os.geteuid() == 0),
     "cgroup": (
         "a cgroup with the pids controller that may be changed",
         lambda: os.access("/sys/fs/cgroup/pids", os.W_OK),
     ),
+    "holders": ("to see what every process holds, the first one included", _sees_holders),
     "alone": ("a machine on which no other vLLM runs", _alone),
 }
 """Need -> (in words, whether this machine has it)."""

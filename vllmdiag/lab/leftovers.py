@@ -28,15 +28,16 @@ def clear_up() -> str:
     words = f"a lab was killed before: its directory {', '.join(map(str, dead))} is removed"
     segments = _left_in_shm()
     if segments:
-        words += f"; left in /dev/shm, held by nobody: {', '.join(segments)} (remove them: vllmdiag shm clean --yes)"
+        words += f"; no process that can be seen holds these in /dev/shm: {', '.join(segments)}"
+        words += " (vllmdiag shm clean removes those that provably nobody holds)"
     return words
 
 
 def _left_in_shm() -> list[str]:
-    """Segments of vLLM (or of a lab) that no process holds."""
+    """Segments of the size of a vLLM ring that no process holds, as far as processes can be asked."""
     here = [observe.observe(process, "/") for process in proc.scan() if process.pid == os.getpid()]
     return [
         segment.name
         for segment in shm.segments(here, "/")
-        if not segment.holders and segment.holders_complete and classify_file(segment.name, segment.size).ours
+        if not segment.holders and classify_file(segment.name, segment.size).ours
     ]

@@ -30,7 +30,7 @@ _POLL_S = 0.02
 _WATCH_S = 0.5
 _PROGRAM = Path(__file__).parent / "bin" / "vllm"
 _SHM = Path("/dev/shm")
-_ENDS = (signal.SIGTERM, signal.SIGHUP)
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class LabError(VllmdiagError):
@@ -278,7 +278,7 @@ class Lab:
 
 
 def _interrupt(*_: object) -> None:
-    """Other signals that end a program end a lab as Ctrl-C does: orderly."""
+    """Whatever ends a program ends a lab as Ctrl-C does: orderly. Also where a shell has told us to ignore SIGINT."""
     raise KeyboardInterrupt
 
 

@@ -1,6 +1,6 @@
 """`vllmdiag.refqueue` under the name that vLLM gives its queue, so that a stack reads as the real one does.
 
-Nothing is added but the two ways in which a reader can be cut off from its writer.
+Nothing is added but a way to cut a remote reader off from its writer.
 """
 
 from __future__ import annotations
@@ -70,11 +70,6 @@ class MessageQueue(ReferenceQueue):
     ) -> Any:
         """Take the next message."""
         return super().dequeue(timeout, cancel, indefinite)
-
-    def lose_pings(self) -> None:
-        """A fault, for a local reader: no ping reaches it any more."""
-        _, pings, *_ = self._end.sockets
-        pings.unsubscribe(b"")
 
     def cut_off(self) -> None:
         """A fault, for a remote reader: every packet from the writer is dropped on its way in, with no word to anybody.

@@ -136,6 +136,9 @@ class MultiprocExecutor:
             A future of the answer of that rank, or of the list of all.
         """
         assert self.rpc_broadcast_mq is not None
+        if switches.is_on("lost-wakeup"):
+            self.rpc_broadcast_mq.lose_pings()
+            switches.entered("lost-wakeup")
         self.rpc_broadcast_mq.enqueue((method, args, {}, output_rank))
         queues = self.response_mqs if output_rank is None else [self.response_mqs[output_rank]]
         patience = envs.EXECUTE_TIMEOUT_S if timeout is None else timeout
@@ -297,9 +300,6 @@ class WorkerProc:
         me = str(self.rank)
         if switches.is_on("slow-reader", me):
             time.sleep(_SLOW_READER_S)
-        if switches.is_on("lost-wakeup", me):
-            self.rpc_broadcast_mq.lose_pings()
-            switches.entered("lost-wakeup")
         if switches.is_on("reader-cut-off", me):
             self.rpc_broadcast_mq.cut_off()
             switches.entered("reader-cut-off")
