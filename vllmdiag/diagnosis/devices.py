@@ -119,7 +119,7 @@ def _spins(reading: Reading) -> bool | None:
 
 def troubles(snapshot: Snapshot, device: Accelerator) -> tuple[Trouble, ...]:
     """What the driver and the kernel log say against a device."""
-    return (*device.troubles, *_xids(snapshot, device), *_dropped_links(device))
+    return (*device.troubles, *_xids(snapshot, device), *_dropped_links(device), *_slowed_down(device))
 
 
 def _xids(snapshot: Snapshot, device: Accelerator) -> Iterator[Trouble]:
@@ -145,3 +145,13 @@ def _dropped_links(device: Accelerator) -> Iterator[Trouble]:
     grown = [link.number for link in links if (link.errors or 0) > (before.get(link.number) or 0)]
     if grown:
         yield Trouble(code="link-errors", text=f"errors of NVLink {', '.join(map(str, grown))} grow", critical=True)
+
+
+def _slowed_down(device: Accelerator) -> Iterator[Trouble]:
+    """In every reading something holds its clock down that is not the usual care for power."""
+    usual = {throttle.text for throttle in gpu().throttle if throttle.usual}
+    held = [set(reading.throttle or ()) - usual for reading in device.readings]
+    always = set.intersection(*held) if held else set()
+    if always:
+        text = f"slowed down: {', '.join(t for t in device.readings[-1].throttle or () if t in always)}"
+        yield Trouble(code="throttled", text=text)

@@ -140,9 +140,11 @@ def outliers(rows: Sequence[RankView]) -> list[tuple[str, ...]]:
         lambda row, usual: f"{row.doing or 'does something else'}, the others: {usual.doing}",
     )
     compare(_load, lambda row, usual: f"{row.busy_pct} % busy, the others {usual.busy_pct} %")
-    compare(lambda row: row.spinning, lambda row, _: "its kernel waits" if row.spinning else "its kernel does not wait")
+    compare(
+        lambda row: row.spinning if _load(row) == "full" else None,
+        lambda row, _: "its kernel waits" if row.spinning else "its kernel does not wait",
+    )
     compare(_memory, lambda row, usual: f"holds {_gib(row)}, the others {_gib(usual)}")
-    compare(_unusual_throttle, lambda row, _: f"slowed down: {', '.join(row.throttle or ()) or 'no more'}")
     compare(lambda row: row.links_up, lambda row, usual: f"{row.links_up} links up, the others {usual.links_up}")
     compare(lambda row: row.fabric or None, lambda row, usual: f"fabric {row.fabric}, the others {usual.fabric}")
     compare(
@@ -189,13 +191,6 @@ def _memory(row: RankView) -> int | None:
 
 def _gib(row: RankView) -> str:
     return f"{(row.memory_used or 0) / 2**30:.0f} GiB"
-
-
-def _unusual_throttle(row: RankView) -> bool | None:
-    if row.throttle is None:
-        return None
-    usual = {throttle.text for throttle in gpu().throttle if throttle.usual}
-    return bool(set(row.throttle) - usual)
 
 
 def _slow(row: RankView) -> bool | None:

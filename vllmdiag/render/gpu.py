@@ -47,7 +47,7 @@ def _ranks(page: Page, rows: Sequence[RankView]) -> None:
     page.gap()
     groups = _groups(rows, page.style)
     page.table([_row(group) for group in groups], header=_HEADER, indent=2, right={1, 3, 4})
-    odd = [row for row in rows if row.differs or row.troubles or row.throttle]
+    odd = [row for row in rows if row.differs or row.troubles]
     if odd:
         page.section("what stands out")
     for row in odd:
@@ -61,8 +61,6 @@ def _odd(page: Page, row: RankView) -> None:
     for trouble in row.troubles:
         role: Role = "bad" if trouble.critical else "warn"
         page.line(Span("! ", role), trouble.text, indent=4)
-    if row.throttle:
-        page.line(Span("! ", "warn"), f"slowed down: {', '.join(row.throttle)}", indent=4)
     for words in row.differs:
         page.line(Span("· ", "dim"), words, indent=4)
 
@@ -72,7 +70,7 @@ def _groups(rows: Sequence[RankView], style: Style) -> list[list[RankView]]:
     groups: dict[object, list[RankView]] = {}
     for i, row in enumerate(rows):
         alone = style.verbose or row.pid is None or row.differs or row.troubles
-        alike = (row.doing, row.device_name, row.spinning, row.device is None, row.throttle)
+        alike = (row.doing, row.device_name, row.spinning, row.device is None)
         groups.setdefault(i if alone else alike, []).append(row)
     return list(groups.values())
 

@@ -80,7 +80,7 @@ def why_none(processes: Sequence[Process], root: str = "/") -> Missing:
             next="lsmod | grep -E 'nvidia|amdgpu'; dmesg -T | grep -iE 'nvrm|amdgpu'",
         )
     return Missing(
-        what="GPUs", why="this machine shows none (no /dev/nvidia*, no amdgpu)", next="run it where the GPUs are"
+        what="GPUs", why="this machine shows none: no /dev/nvidia*, no amdgpu", next="run it where the GPUs are"
     )
 
 

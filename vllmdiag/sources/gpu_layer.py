@@ -5,7 +5,6 @@ On a machine without accelerators, and for an instance that has no NCCL, nothing
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +16,7 @@ from vllmdiag.model.gpu import Accelerator, Driver, FlightRecord, RasReport
 from vllmdiag.model.process import Limits, Process
 from vllmdiag.model.snapshot import Snapshot, SourceCost
 from vllmdiag.model.sockets import Socket
-from vllmdiag.vllm.gpu import gpu
+from vllmdiag.vllm.gpu import gpu, speaks_ras
 
 from . import accelerators, flight_recorder, nccl_ras
 
@@ -64,7 +63,7 @@ class GpuLayer:
         self._clock, self._window_s, self._stop = clock, window_s, stop
         self._thorough, self._root = thorough, root
         self._probes = [backend.open(clock, root) for backend in accelerators.present(root)] if processes else []
-        self._nccl = [p for p in processes if any("nccl" in os.path.basename(path) for path in p.libraries)]
+        self._nccl = [p for p in processes if any(map(speaks_ras, p.libraries))]
         self._listeners = self._find_listeners(sockets) if self._nccl else []
         self._reports: list[RasReport] = []
         self._errors: list[nccl_ras.RasError] = []

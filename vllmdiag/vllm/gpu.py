@@ -84,6 +84,11 @@ def gpu() -> Gpu:
     return load("gpu", Gpu)
 
 
+def speaks_ras(library: str) -> bool:
+    """Whether a mapped file is a library that may have a RAS thread: NCCL, or AMD's RCCL."""
+    return library.rpartition("/")[2].startswith(("libnccl", "librccl"))
+
+
 def nvml_error(number: int, said: str) -> NvmlError:
     """A return code in words; one that is not known is given with what the library says of it."""
     return gpu().nvml_errors.get(number) or NvmlError(
