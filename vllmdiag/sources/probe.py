@@ -38,12 +38,19 @@ _OUTCOMES: dict[int, tuple[ProbeOutcome, str]] = {
 """What an error of the way to the listener means; any other is ``unreachable``."""
 
 
-def with_probes(snapshot: Snapshot, progress: Callable[[str], None] = lambda _: None) -> Snapshot:
+def with_probes(
+    snapshot: Snapshot,
+    progress: Callable[[str], None] = lambda _: None,
+    budget_s: float = BUDGET_S,
+    total_s: float = TOTAL_S,
+) -> Snapshot:
     """The snapshot of an instance of this machine, with its ZMQ listeners probed now.
 
     Args:
         snapshot: taken just now.
         progress: told what is about to be done before it is.
+        budget_s: for one endpoint.
+        total_s: after so long no further endpoint is tried.
     """
     start = time.monotonic()
     listeners = candidates(snapshot.sockets, snapshot.target_pids)
@@ -51,10 +58,10 @@ def with_probes(snapshot: Snapshot, progress: Callable[[str], None] = lambda _: 
     probes: list[ZmtpProbe] = []
     for listener in listeners:
         owners = [process for pid in listener.pids if (process := snapshot.process(pid)) is not None]
-        if time.monotonic() - start > TOTAL_S:
-            probes.append(_probe_of(listener, "gated", f"the probes before it took {TOTAL_S:g} s", advice="look again"))
+        if time.monotonic() - start > total_s:
+            probes.append(_probe_of(listener, "gated", f"the probes before it took {total_s:g} s", advice="look again"))
         else:
-            probes.append(probe(listener, owners))
+            probes.append(probe(listener, owners, budget_s))
     made = sum(p.took_s is not None for p in probes)
     cost = SourceCost(source="zmq probe", wall_s=round(time.monotonic() - start, 4), note=f"{made} connections")
     return msgspec.structs.replace(snapshot, zmtp=tuple(probes), costs=(*snapshot.costs, cost))

@@ -17,8 +17,9 @@ from vllmdiag.model.process import Process
 from vllmdiag.model.sockets import Socket, SocketOwner, ZmtpProbe
 from vllmdiag.sources import probe_gates
 from vllmdiag.sources.probe import probe, with_probes
-from vllmdiag.sources.probe_gates import FD_HEADROOM, Refusal, libzmq_version
+from vllmdiag.sources.probe_gates import Refusal, libzmq_version
 from vllmdiag.sources.sockets import SocketWatch
+from vllmdiag.vllm.endpoints import FD_HEADROOM
 
 ECHO = """
 bound = bind("REP", "ipc://" + sys.argv[1])
@@ -71,7 +72,7 @@ class Server:
 
     def probe(self, **owner: Any) -> ZmtpProbe:
         """Probe it, with some facts about its owner replaced."""
-        return probe(self.listener, [msgspec.structs.replace(self.owner, **owner)])
+        return probe(self.listener, [msgspec.structs.replace(self.owner, **owner)], budget_s=60)
 
     def serves(self) -> bool:
         """Whether the client that was there before still gets its answer."""

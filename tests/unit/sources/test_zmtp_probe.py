@@ -15,10 +15,11 @@ import msgspec
 import pytest
 
 from tests.unit.sources import zmq_children as zmqs
-from vllmdiag.model.sockets import Socket, SocketOwner
+from vllmdiag.model.snapshot import Snapshot
+from vllmdiag.model.sockets import Socket, SocketOwner, ZmtpProbe
 from vllmdiag.sources import probe as probes
 from vllmdiag.sources import probe_gates, zmtp
-from vllmdiag.sources.probe import probe, with_probes
+from vllmdiag.sources.probe import probe
 
 TYPES = ("ROUTER", "DEALER", "PUB", "XPUB", "PULL", "PUSH", "SUB", "XSUB", "REP", "REQ", "PAIR")
 WITH_IDENTITY = {"ROUTER", "DEALER", "REQ"}
@@ -99,6 +100,11 @@ def no_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "refusal", lambda *_: None)
 
 
+def probed(look: Snapshot, progress: Callable[[str], None] = lambda _: None) -> tuple[ZmtpProbe, ...]:
+    """Its probes, with all the patience that a busy machine needs."""
+    return probes.with_probes(look, progress, budget_s=60, total_s=600).zmtp
+
+
 def every_type(children: Any, directory: Path) -> tuple[int, dict[str, str]]:
     """A process with two sockets of every type, and the type by address."""
     paths = {kind: os.path.basename(zmqs.ipc_path(directory)) for kind in TYPES}
@@ -109,7 +115,7 @@ def every_type(children: Any, directory: Path) -> tuple[int, dict[str, str]]:
 
 def test_every_type_tells_itself_over_ipc_and_tcp(children: Any, directory: Path) -> None:
     pid, kinds = every_type(children, directory)
-    found = with_probes(zmqs.snapshot(pid)).zmtp
+    found = probed(zmqs.snapshot(pid))
     assert {p.endpoint: p.socket_type for p in found} == kinds
     assert len(found) == 2 * len(TYPES)
     for answer in found:
@@ -129,7 +135,7 @@ def test_the_application_hears_nothing_and_has_nobody_to_send_to(
     look = zmqs.snapshot(pid)
     for _ in range(ASKED):
         eventually(lambda: all(not s.recv_q for s in zmqs.listeners(pid)))
-        assert {p.outcome for p in with_probes(look).zmtp} == {"ready"}
+        assert {p.outcome for p in probed(look)} == {"ready"}
     eventually(lambda: zmqs.n_fds(pid) == before)
     children.tell(pid, "look")
     assert json.loads(children.line(pid)) == {name: [0, False] for name in kinds}
@@ -177,7 +183,7 @@ def test_without_a_consumer_twenty_probes_take_nothing(children: Any, directory:
 def test_the_gil_does_not_matter_only_the_io_thread_does(children: Any, directory: Path) -> None:
     burn = "bind('ROUTER', 'ipc://' + sys.argv[1])\nsay('burning')\nwhile True: pass"
     pid = zmqs.start(children, burn, zmqs.ipc_path(directory))
-    assert [p.outcome for p in with_probes(zmqs.snapshot(pid)).zmtp] == ["ready"]
+    assert [p.outcome for p in probed(zmqs.snapshot(pid))] == ["ready"]
 
 
 HEIR = """
@@ -239,7 +245,7 @@ def test_one_that_is_no_zmq_socket_after_all_is_sent_nothing(
 ) -> None:
     pid = zmqs.start(children, PLAIN, zmqs.ipc_path(directory))
     children.tell(pid, act)
-    (found,) = with_probes(zmqs.snapshot(pid)).zmtp
+    (found,) = probed(zmqs.snapshot(pid))
     assert found.outcome == outcome
     assert words in found.reason
     assert children.line(pid) == said
@@ -250,10 +256,10 @@ def test_a_path_that_is_gone_is_said_to_be_and_so_is_one_where_nobody_listens(ch
     pid = zmqs.start(children, "bind('PULL', 'ipc://' + sys.argv[1]); say('bound'); sys.stdin.read()", path)
     look = zmqs.snapshot(pid)
     os.unlink(path)
-    assert [p.outcome for p in with_probes(look).zmtp] == ["gone"]
+    assert [p.outcome for p in probed(look)] == ["gone"]
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(path)
-    assert [p.outcome for p in with_probes(look).zmtp] == ["refused"]
+    assert [p.outcome for p in probed(look)] == ["refused"]
 
 
 def test_a_listener_that_has_closed_is_not_asked(children: Any, directory: Path) -> None:
@@ -261,7 +267,7 @@ def test_a_listener_that_has_closed_is_not_asked(children: Any, directory: Path)
     look = zmqs.snapshot(pid)
     children.tell(pid, "close")
     assert children.line(pid)
-    (found,) = with_probes(look).zmtp
+    (found,) = probed(look)
     assert (found.outcome, found.reason) == ("gated", "it does not listen any more")
 
 
@@ -306,7 +312,7 @@ def test_a_path_of_another_mount_namespace_is_asked_there_however_long_it_is(chi
     pid = zmqs.start(children, MOUNTED, path, under=("unshare", "-m"))
     assert not os.path.exists(path)
     assert len(f"/proc/{pid}/root{path}") > 107
-    (found,) = with_probes(zmqs.snapshot(pid)).zmtp
+    (found,) = probed(zmqs.snapshot(pid))
     assert (found.outcome, found.socket_type) == ("ready", "XPUB")
 
 
@@ -324,21 +330,19 @@ sys.stdin.read()
 @pytest.mark.needs("root", "unshare")
 def test_endpoints_of_another_network_namespace_are_asked_there(children: Any, directory: Path) -> None:
     pid = zmqs.start(children, ISOLATED, zmqs.ipc_path(directory), under=("unshare", "-n"))
-    found = with_probes(zmqs.snapshot(pid)).zmtp
+    found = probed(zmqs.snapshot(pid))
     assert sorted((p.outcome, p.socket_type) for p in found) == [("ready", "PUB"), ("ready", "PULL")]
 
 
 @pytest.mark.needs("ipv6")
 def test_a_wildcard_of_ipv6_is_asked_over_loopback(children: Any) -> None:
     pid = zmqs.start(children, "bind('PUB', 'tcp://[::]:*', IPV6=1); say('bound'); sys.stdin.read()")
-    assert [p.outcome for p in with_probes(zmqs.snapshot(pid)).zmtp] == ["ready"]
+    assert [p.outcome for p in probed(zmqs.snapshot(pid))] == ["ready"]
 
 
-def test_what_was_not_reached_in_time_is_named(children: Any, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_reached_in_time_is_named(children: Any, directory: Path) -> None:
     pid, kinds = every_type(children, directory)
-    monkeypatch.setattr(probes, "TOTAL_S", -1.0)
-    look = zmqs.snapshot(pid)
-    found = with_probes(look)
+    found = probes.with_probes(zmqs.snapshot(pid), total_s=-1.0)
     assert [p.outcome for p in found.zmtp] == ["gated"] * len(kinds)
     assert found.costs[-1].note == "0 connections"
 
@@ -352,7 +356,7 @@ def test_what_will_be_done_is_said_before_it_is(children: Any, directory: Path) 
         assert zmqs.only_listener(pid).recv_q == 0
 
     children.tell(pid, "hang up")
-    with_probes(zmqs.snapshot(pid), hears)
+    probed(zmqs.snapshot(pid), hears)
     assert said == ["probing 1 ZMQ endpoints: one connection each, closed before the handshake is over"]
 
 
