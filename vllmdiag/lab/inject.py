@@ -28,7 +28,7 @@ def inject(lab: Lab, fault: Fault) -> None:
     """Carry out the steps of a fault. Raises LabError where one does not take effect."""
     for step in fault.steps:
         arguments = dict(step)
-        _STEPS[arguments.pop("do")](lab, **arguments)
+        STEPS[arguments.pop("do")](lab, **arguments)
 
 
 # --- signals
@@ -231,7 +231,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.communicate()
 
 
-_STEPS: dict[str, Callable[..., None]] = {
+STEPS: dict[str, Callable[..., None]] = {
     name.removeprefix("_"): function
     for name, function in list(globals().items())
     if name.startswith("_") and callable(function) and getattr(function, "__module__", "") == __name__

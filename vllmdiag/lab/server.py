@@ -100,6 +100,8 @@ class Lab:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for number in self._handlers:
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
         self.down()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

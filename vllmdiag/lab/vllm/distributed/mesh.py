@@ -37,8 +37,7 @@ class Mesh:
         self._buffers: dict[int, bytearray] = {}
         self._selector = selectors.DefaultSelector()
         self._own = _listen(host, 0, _STORE_BACKLOG)
-        self._store: socket.socket | None = None
-        addresses = self._meet(store)
+        self._store, self._clients, addresses = self._meet(store)
         for other in range(rank):
             self._peers[other] = _connect(addresses[other])
             self._peers[other].sendall(_LENGTH.pack(rank))
@@ -49,26 +48,29 @@ class Mesh:
         for other, peer in self._peers.items():
             self._selector.register(peer, selectors.EVENT_READ, other)
 
-    def _meet(self, store: tuple[str, int]) -> dict[int, tuple[str, int]]:
-        """Tell the store where this rank listens, and learn it of all others. Rank 0 is the store."""
+    def _meet(self, store: tuple[str, int]) -> tuple[socket.socket, list[socket.socket], dict[int, tuple[str, int]]]:
+        """Tell the store where this rank listens, and learn it of all others. Rank 0 is the store.
+
+        Returns:
+            (the connection to the store, or the store itself; its clients, which stay connected as those of a TCPStore
+            do; where each rank listens)
+        """
         mine: tuple[str, int] = self._own.getsockname()
         if self.rank:
             asking = _connect(store)
             _send(asking, (self.rank, mine))
             table: dict[int, tuple[str, int]] = _read(asking)
-            self._store = asking  # stays open, as the client of a TCPStore does
-            return table
-        self._store = _listen(*store, _STORE_BACKLOG)
+            return asking, [], table
+        listening = _listen(*store, _STORE_BACKLOG)
         table, others = {0: mine}, []
         while len(table) < self.world_size:
-            peer, _ = self._store.accept()
+            peer, _ = listening.accept()
             other, address = _read(peer)
             table[other] = address
             others.append(peer)
         for peer in others:
             _send(peer, table)
-        self._clients = others
-        return table
+        return listening, others, table
 
     def exchange(self, tag: str, ranks: list[int], value: Any) -> dict[int, Any]:
         """Give `value` to the other `ranks`, and wait for theirs under the same tag.
@@ -91,6 +93,12 @@ class Mesh:
             for key, _ in self._selector.select():
                 self._take(key.data)
         return self._inbox.pop((tag, sender))
+
+    def close(self) -> None:
+        """Leave; the others are not told."""
+        self._selector.close()
+        for connection in (*self._peers.values(), *self._clients, self._own, self._store):
+            connection.close()
 
     def _take(self, sender: int) -> None:
         """Read what a rank has sent, and keep whole messages for whoever waits for them."""

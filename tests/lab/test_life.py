@@ -1,0 +1,124 @@
+"""A lab from its start to its end: every shape serves, and whatever ends it, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from vllmdiag.lab import procs
+from vllmdiag.lab.server import Lab, LabError, Shape
+
+COMMAND = [sys.executable, "-m", "vllmdiag", "lab"]
+
+
+def living(pgid: int) -> list[int]:
+    return [p.pid for p in procs.scan() if p.pgid == pgid and p.state not in "ZX"]
+
+
+def left(names: set[str]) -> set[str]:
+    return {name for name in names if (Path("/dev/shm") / name).exists()}
+
+
+@pytest.mark.parametrize(
+    ("shape", "processes"),
+    [
+        (Shape(tp=1), 4),
+        (Shape(tp=2), 5),
+        (Shape(tp=1, pp=2), 5),
+        (Shape(tp=2, pp=2), 7),
+        (Shape(tp=2, dp=2), 11),
+        (Shape(tp=2, nodes=2), 7),
+    ],
+    ids=lambda value: (
+        str(value) if isinstance(value, int) else f"tp{value.tp} pp{value.pp} dp{value.dp} n{value.nodes}"
+    ),
+)
+def test_every_shape_serves_and_leaves_nothing(shape: Shape, processes: int) -> None:
+    with Lab(shape) as lab:
+        lab.wait_ready()
+        assert len(lab.processes()) == processes
+        segments = lab.note_segments()
+        assert segments
+        status, text = lab.request(5).result()
+        assert status == 200
+        assert '"completion_tokens": 5' in text
+        root, work = lab.root, lab.work
+    assert living(root) == []
+    assert left(segments) == set()
+    assert not work.exists()
+
+
+def test_a_server_that_cannot_be_is_refused() -> None:
+    with pytest.raises(LabError, match="cannot play"):
+        Lab(Shape(tp=3, nodes=2))
+
+
+def test_a_server_that_ends_while_it_starts_is_told_with_its_log() -> None:
+    with pytest.raises(LabError, match="in vain") as caught, Lab(Shape(env=(("VLLMDIAG_LAB_HWM", "many"),))) as lab:
+        lab.wait_ready()
+    assert "many" in caught.value.why
+
+
+@contextmanager
+def up(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """`vllmdiag lab up`, with the pid of the server it has started."""
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [*COMMAND, "up"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as started:
+        try:
+            assert started.stdout is not None
+            text = started.stdout.readline() + started.stdout.readline()
+            found = re.search(r"vllmdiag diagnose (\d+)", text)
+            assert found, text
+            yield started, int(found[1])
+        finally:
+            started.kill()
+
+
+def held(pgid: int) -> set[str]:
+    return {name for pid in living(pgid) for name in procs.segments(pid)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_lab_and_nothing_is_left(number: signal.Signals, tmp_path: Path) -> None:
+    with up(tmp_path) as (started, root):
+        segments = held(root)
+        started.send_signal(number)
+        assert started.wait(30) == 130
+    assert living(root) == []
+    assert left(segments) == set()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_kill_9_leaves_no_process_and_the_next_lab_says_what_it_left(tmp_path: Path) -> None:
+    with up(tmp_path) as (started, root):
+        segments = held(root)
+        started.kill()
+        started.wait()
+        deadline = time.monotonic() + 20
+        while living(root):
+            assert time.monotonic() < deadline, living(root)
+            time.sleep(0.02)
+    try:
+        assert len(left(segments)) == 4
+        env = {**os.environ, "TMPDIR": str(tmp_path)}
+        after = subprocess.run(
+            [*COMMAND, "run", "idle", "--window", "1"], env=env, capture_output=True, text=True, check=False
+        )
+        assert "a lab was killed before" in after.stderr
+        assert "vllmdiag shm clean" in after.stderr
+        assert all(name in after.stderr for name in segments)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        for name in left(segments):
+            (Path("/dev/shm") / name).unlink()
