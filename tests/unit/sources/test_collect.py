@@ -212,12 +212,15 @@ def test_ctrl_c_in_mid_window_ends_everything(
     to_group: bool, fake: fakes.Fake, tool: Tool, tmp_path: Path, eventually: Any
 ) -> None:
     tool.py_spy("exec /bin/sleep 3600")
-    child = tool.start("diagnose", fake.api, "--window", 600)
-    helpers = eventually(lambda: len(below := fakes.descendants(child.pid)) >= len(fake.pids) and below)
-    for pid in (*(helpers if to_group else ()), child.pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGINT)
-    out, err = child.communicate(timeout=30)
+    with tool.start("diagnose", fake.api, "--window", 600) as child:
+        try:
+            helpers = eventually(lambda: len(below := fakes.descendants(child.pid)) >= len(fake.pids) and below)
+            for pid in (*(helpers if to_group else ()), child.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGINT)
+            out, err = child.communicate(timeout=60)
+        finally:
+            child.kill()
     assert (child.returncode, out, err) == (130, "", "")
     assert not any(map(fakes.alive, helpers))
 
