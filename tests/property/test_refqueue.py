@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import random
 import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.refqueue.peers import Blob, Peer, digest, peers, read_by_all, some_bytes
+from tests.unit.refqueue.peers import DEADLINE_S, Blob, Peer, digest, peers, read_by_all, some_bytes
 from vllmdiag.model.ring import Geometry, SlotState, decode
-from vllmdiag.refqueue import NEWEST, Dialect
+from vllmdiag.refqueue import NEWEST, Dialect, MessageQueue
 from vllmdiag.refqueue.errors import BadMessageError
 from vllmdiag.refqueue.framing import INLINE_BELOW, Bare, Counted, is_overflow
 from vllmdiag.refqueue.ring import ShmRingBuffer
@@ -67,6 +70,34 @@ def test_a_soak_of_200_000_messages_loses_repeats_and_mixes_up_none(readers: lis
     sent: list[Any] = [bytes(some_bytes(400, number)) if number % 5_000 == 0 else number for number in range(200_000)]
     got = read_by_all(sent, readers[:2], pauses_s=[0.0, 0.0], dialect=NEWEST, chunk_bytes=256, chunks=10)
     assert got == [[digest(message) for message in sent]] * 2
+
+
+def test_readers_on_the_brink_of_sleep_are_woken_for_every_message(readers: list[Peer]) -> None:
+    """They spin for 2 ms and never look by themselves: one ping left out wrongly, and a reader hangs."""
+    chance = random.Random(7)
+    sent = list(range(2_000))
+    slots = itertools.cycle(range(10))
+
+    def pause_or_wait_for_all(queue: MessageQueue) -> None:
+        last = (next(slots) - 1) % 10
+        if chance.random() < 0.7 or not queue.ring:
+            return
+        deadline = time.monotonic() + DEADLINE_S
+        while not queue.ring.can_write(last):  # which it can once all have read it
+            assert time.monotonic() < deadline, "a reader sleeps, and nobody will wake it"
+            time.sleep(0.0001)
+        time.sleep(chance.choice([0, 0.0005, 0.001, 0.0015, 0.002, 0.003]))
+
+    got = read_by_all(
+        sent,
+        readers[:3],
+        pauses_s=[0.0, 0.0, 0.001],
+        dialect=Dialect(busy_loop_s=0.002, recheck_s=None),
+        chunk_bytes=64,
+        chunks=10,
+        before_each=pause_or_wait_for_all,
+    )
+    assert got == [[digest(message) for message in sent]] * 3
 
 
 def vllm_overflows(buffers: Any, chunk: int) -> bool:

@@ -15,7 +15,7 @@ class Dialect(Fact, frozen=True, kw_only=True):
     pings: bool = True
     """The writer pings sleeping readers; else readers never sleep (before 0.18). A reader learns it from the handle."""
     recheck_s: float | None = wakeup.recheck_s(None)
-    """How long a sleeping reader trusts that a ping will come before it looks at the flags itself. None (before 0.29):
+    """How long a sleeping reader trusts that a ping will come before it looks at the flags itself. None (before 0.27):
     for ever, so one lost ping is a hang."""
     busy_loop_s: float = 1.0
     """How long a reader spins after its last message before it sleeps."""

@@ -12,7 +12,7 @@ holds at most one that is not sent yet (SNDHWM=1, more are dropped), the reader'
 A reader that spins leaves the ping in its socket, and its next sleep ends at once.
 
 What can go wrong is that the ping is lost while the reader sleeps: then the slot is written, the reader does not
-look, and the next message must rescue it. Since 0.29 vLLM's readers look again every 5 s by themselves (`recheck_s`).
+look, and the next message must rescue it. Since 0.27 vLLM's readers look again every 5 s by themselves (`recheck_s`).
 
 vLLM pings with every message, and that is most of what a small message costs. Ours leaves out a ping where it can
 prove that the reader will look at the new slot without it. It looks at the flags of the slot before, after the
@@ -24,6 +24,9 @@ publish, and for each reader there are two such cases:
    before j was published, so the reader spins still. That alone is no proof: it may have been stopped between its last
    look at the flags and its look at the clock, and go to sleep when it continues. But then it finds that ping in its
    socket, or still on its way to it, wakes at once, and looks again.
+
+Both build on pings that arrive. So nothing is left out before all readers have subscribed to them, and while messages
+flow there is a ping every half `busy_loop_s` in any case: one that was lost is made good as it is by vLLM.
 """
 
 from __future__ import annotations
@@ -68,10 +71,11 @@ class Pinger:
         self.socket.bind(address)
         self._not_subscribed = ring.geometry.n_readers
         self._ring = ring
-        self._busy_loop_s = busy_loop_s
+        self._trusted_s = busy_loop_s / 2
         self._before_last: float | None = None
         self._spin_until = [0.0] * ring.geometry.n_readers
         self._all_spin_until = 0.0
+        self._next_ping_at = 0.0
 
     def notify(self, slot: int, before: float) -> None:
         """Make sure that every reader will look at a slot that was just published.
@@ -86,17 +90,21 @@ class Pinger:
         # Before the second message, and in a ring of one slot, there is no slot before: all may be asleep.
         known = last is not None and self._ring.geometry.chunks > 1
         read = self._ring.read_flags(slot - 1) if known else self._ring.all_read
-        if any(flag and now >= until for flag, until in zip(read, self._spin_until, strict=True)):
+        may_sleep = any(flag and now >= until for flag, until in zip(read, self._spin_until, strict=True))
+        if may_sleep or now >= self._next_ping_at:
             self._ping()
-            if known and last is not None and not self._not_subscribed:
+            if self._not_subscribed > 0:
+                return
+            self._next_ping_at = now + self._trusted_s
+            if known and last is not None:
                 for reader, flag in enumerate(read):
                     if flag:
-                        self._spin_until[reader] = last + self._busy_loop_s / 2
+                        self._spin_until[reader] = last + self._trusted_s
                 self._all_spin_until = min(self._spin_until)
 
     def _ping(self) -> None:
-        # A poll makes zmq see what was delivered since; without, it may take the last ping for one still
-        # in its queue, and drop this one although no other is on its way.
+        # A poll makes zmq see what was delivered since. Without, it may take the last ping for one that is still in its
+        # queue, and drop this one although no other is on its way.
         while self.socket.poll(0):
             self._not_subscribed -= self.socket.recv().startswith(b"\x01")
         if not self.lost:

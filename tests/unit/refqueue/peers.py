@@ -7,7 +7,7 @@ import multiprocessing
 import pickle
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -140,7 +140,14 @@ def peers(count: int) -> Iterator[list[Peer]]:
 
 
 def read_by_all(
-    messages: list[Any], readers: list[Peer], *, pauses_s: list[float], dialect: Dialect, chunk_bytes: int, chunks: int
+    messages: list[Any],
+    readers: list[Peer],
+    *,
+    pauses_s: list[float],
+    dialect: Dialect,
+    chunk_bytes: int,
+    chunks: int,
+    before_each: Callable[[MessageQueue], None] = lambda _: None,
 ) -> list[list[str]]:
     """Send the messages to readers in other processes; what each of them got, as digests."""
     n = len(readers)
@@ -149,5 +156,6 @@ def read_by_all(
             peer.start(Job(queue.export_handle(), rank, len(messages), dialect, pause_s))
         queue.wait_until_ready(DEADLINE_S)
         for message in messages:
+            before_each(queue)
             queue.enqueue(message, timeout=DEADLINE_S)
         return [peer.result() for peer in readers]
