@@ -24,7 +24,7 @@ from vllmdiag.model.view import GpuView
 from vllmdiag.vllm.gpu import gpu
 
 from .case import Case
-from .collectives import Absent, Lag, Pair, absent, agreed, moved, pairs, spreads
+from .collectives import Absent, Lag, Pair, absent, agreed, lagging, moved, pairs, spreads
 from .devices import device_of, spinning, troubles
 from .flight import disagreements, say
 
@@ -66,7 +66,10 @@ def rank_views(case: Case) -> tuple[RankView, ...]:
     found = [device_of(scene, scene.processes[m.pid]) for m in members]
     rows = [_row(case, m.pid, device, how) for m, (device, how) in zip(members, found, strict=True)]
     taken = {device.index for device, _ in found if device is not None}
-    rows = [msgspec.structs.replace(row, differs=words) for row, words in zip(rows, outliers(rows), strict=True)]
+    rows = [
+        msgspec.structs.replace(row, differs=(*words, *_apart(scene.snapshot, scene.processes[m.pid])))
+        for row, words, m in zip(rows, outliers(rows), members, strict=True)
+    ]
     for device in scene.snapshot.accelerators:
         ill = troubles(scene.snapshot, device)
         if device.index not in taken and ill:
@@ -154,13 +157,6 @@ def outliers(rows: Sequence[RankView]) -> list[tuple[str, ...]]:
         lambda row: row.device_name or None, lambda row, usual: f"{row.device_name}, the others {usual.device_name}"
     )
     compare(_slow, lambda row, _: f"clock {row.clock_mhz} of {row.clock_max_mhz} MHz")
-    for kind in dict.fromkeys(kind for row in rows for kind in row.collectives):
-        compare(
-            lambda row, kind=kind: row.collectives.get(kind),  # type: ignore[misc]
-            lambda row, usual, kind=kind: (  # type: ignore[misc]
-                f"launched {row.collectives[kind]} {kind}, the others {usual.collectives[kind]}"
-            ),
-        )
     return [tuple(w) for w in words]
 
 
@@ -219,6 +215,14 @@ def _launched(snapshot: Snapshot, process: Process) -> tuple[dict[str, int], boo
             before.update(_own_counts(pair.first, process))
     counts = {kind: n for kind, n in totals.items() if n}
     return counts, (totals != before if twice and totals else None)
+
+
+def _apart(snapshot: Snapshot, process: Process) -> Iterator[str]:
+    """Counts of the process that are not those of its communicator. Those of two communicators say nothing together."""
+    for lag in lagging(snapshot):
+        if lag.relation != "split" and any(is_process(rank, process) for rank in lag.ranks):
+            own, other = (lag.low, lag.high) if lag.relation == "behind" else (lag.high, lag.low)
+            yield f"launched {own} {lag.collective}, others {other}"
 
 
 def _own_counts(communicator: RasCommunicator, process: Process) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any
 from vllmdiag.model.gpu import Accelerator, DeviceProcess, Driver, NvLink, Reading, Trouble
 from vllmdiag.vllm.gpu import NvmlError, gpu, nvml_error
 
-from . import procfs
+from . import nvml_child, procfs
 from .helper import POLL_S, REAP_S
 
 _MAX_BYTES = 4 << 20
@@ -31,7 +31,8 @@ class _Child:
         self._buffer = b""
         self._received = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "vllmdiag.sources.nvml_child"],
+            [sys.executable, nvml_child.__file__],  # not -m, which would look for modules in whatever directory we are
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -6,7 +6,9 @@ As a program (``fake_ras.py SAMPLE PORT``) it is one rank of a machine: all bind
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
+import struct
 import sys
 import threading
 import time
@@ -120,7 +122,15 @@ def hundred_megabytes(link: socket.socket) -> None:
         link.sendall(block)
 
 
+def loopback_up() -> None:
+    """In a new network namespace loopback is down."""
+    with socket.socket() as any_socket:  # struct ifreq: name, flags; SIOCSIFFLAGS, IFF_UP
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 1))
+
+
 if __name__ == "__main__":
+    if "--loopback-up" in sys.argv:
+        loopback_up()
     server = Server(Ras(sys.argv[1]), int(sys.argv[2]))
     print(server.port, flush=True)
     sys.stdin.read()

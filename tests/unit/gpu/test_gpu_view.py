@@ -23,6 +23,8 @@ from vllmdiag.model.gpu import (
     FlightRecord,
     NvLink,
     RankView,
+    RasCommunicator,
+    RasRank,
     RasReport,
     Reading,
     Trouble,
@@ -228,13 +230,24 @@ def test_what_is_not_known_of_a_rank_is_no_difference() -> None:
 
 def test_the_rank_whose_count_lags_is_named_in_its_row_and_in_the_communicator() -> None:
     seen = snapshot(ras=(ras_of_workers("lag_rank3"), ras_of_workers("lag_rank3")))
-    assert differs(seen) == {"Worker_TP3": ("launched 811 AllReduce, the others 812",)}
+    assert differs(seen) == {"Worker_TP3": ("launched 811 AllReduce, others 812",)}
     (communicator,) = layer(seen).communicators
     assert communicator.findings == (
         "Worker_TP3 launched 811 AllReduce, others 812: has not come to the next one (not moving)",
     )
     assert communicator.counts == "AllGather 40"
     assert len(layer(seen).limits) == 3
+
+
+def test_counts_of_two_communicators_are_not_compared_with_each_other() -> None:
+    def communicator(name: str, workers: range, count: int) -> RasCommunicator:
+        ranks = tuple(RasRank(rank=i, pid=WORKER0 + w, counts={"AllReduce": count}) for i, w in enumerate(workers))
+        return RasCommunicator(hash=name, size=len(ranks), ranks=ranks)
+
+    report = RasReport(communicators=(communicator("a1", range(6), 812), communicator("b2", range(6, 8), 5)))
+    seen = snapshot(ras=(report, report))
+    assert [row.collectives["AllReduce"] for row in layer(seen).ranks] == [812] * 6 + [5] * 2
+    assert differs(seen) == {}
 
 
 def test_a_rank_that_nccl_takes_for_dead_is_told_by_its_label() -> None:
@@ -297,7 +310,7 @@ def test_ranks_that_agree_are_one_row_and_the_odd_one_is_named_with_the_reason()
     assert "128 of 700 W" in text
     assert "a kernel waits" in text
     assert "  Worker_TP5 (pid 305), GPU 5\n    · 0 % busy, the others 100 %" in text
-    assert "  Worker_TP3 (pid 303), GPU 3\n    · launched 811 AllReduce, the others 812" in text
+    assert "  Worker_TP3 (pid 303), GPU 3\n    · launched 811 AllReduce, others 812" in text
     assert "NCCL 2.30.7: 1 communicator" in text
     assert "NCCL's view has limits: counts are of launches" in text
 

@@ -79,7 +79,7 @@ def test_nccl_is_asked_twice_and_the_lagging_rank_is_named(start: Start, depth: 
     assert (lag.ranks[0].rank, lag.relation, lag.moving) == (3, "behind", False)
     (layer,) = view(seen).gpu
     assert {row.label: row.differs for row in layer.ranks if row.differs} == {
-        "Worker_TP3": ("launched 811 AllReduce, the others 812",)
+        "Worker_TP3": ("launched 811 AllReduce, others 812",)
     }
 
 

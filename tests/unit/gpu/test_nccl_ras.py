@@ -226,6 +226,20 @@ def test_a_stopped_rank_among_others_costs_a_retry_and_no_report(ranks: Callable
     assert {error.kind for error in errors} <= {"silent"}
 
 
+@pytest.mark.needs("root", "unshare")
+def test_a_rank_in_another_network_namespace_is_asked_there() -> None:
+    command = ["unshare", "-n", sys.executable, "-S", str(Path(fake_ras.__file__)), "lag_rank3", "0", "--loopback-up"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        report = ask(Listener("127.0.0.1", port, (child.pid,)), soon())
+        assert (report.pid, report.processes) == (child.pid, 8)
+    finally:
+        child.kill()
+        child.communicate()
+
+
 @pytest.mark.parametrize(
     ("value", "wanted"),
     [

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gpu.conftest import Look
+from vllmdiag.diagnosis.devices import spinning
+from vllmdiag.sources import nvml_child
 from vllmdiag.sources.nvml import Nvml, short_pci
 
 pytestmark = pytest.mark.needs("cc")
@@ -32,6 +34,12 @@ def test_eight_gpus_are_read_twice_with_all_that_the_driver_offers(look: Look) -
     assert (last.pcie_generation, last.pcie_width, last.pcie_width_max, last.throttle) == (5, 16, 16, ())
     assert [(link.number, link.up, link.errors) for link in last.links] == [(n, True, 0) for n in range(4)]
     assert [p.pid for p in devices[3].processes or ()] == [4246]
+
+
+def test_eight_kernels_that_wait_are_told_from_eight_that_work(look: Look) -> None:
+    assert [spinning(device) for device in look("")[1]] == [True] * 8
+    assert [spinning(device) for device in look("working")[1]] == [False] * 8
+    assert [spinning(device) for device in look("idle=3")[1]] == [True] * 3 + [False] + [True] * 4
 
 
 def test_a_lost_gpu_is_critical_and_the_others_are_read(look: Look) -> None:
@@ -152,9 +160,30 @@ def test_a_driver_that_kills_its_caller_is_told_with_the_call(monkeypatch: pytes
         probe.close()
 
 
+def test_a_driver_that_computes_for_ever_is_told_as_slow_and_not_as_hung(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "pynvml.py").write_text("def nvmlInit():\n    while True: pass\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    probe = Nvml(time.monotonic)
+    try:
+        probe.read(time.monotonic() + 3.0)
+        assert probe.result()[0].problem == "slow"
+    finally:
+        probe.close()
+
+
+def test_no_module_of_the_current_directory_is_run(look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text("import pathlib; pathlib.Path('ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    driver, devices = look("")
+    assert (driver.problem, len(devices)) == ("", 8)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_the_child_ends_with_its_input(stub_directory: Path) -> None:
     environment = {**os.environ, "LD_LIBRARY_PATH": str(stub_directory)}
-    command = [sys.executable, "-m", "vllmdiag.sources.nvml_child"]
+    command = [sys.executable, nvml_child.__file__]
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True
     )
