@@ -21,6 +21,8 @@ class Proc(NamedTuple):
     state: str
     title: str
     """Its title, where it has set one (``VLLM::Worker_TP1``)."""
+    started_s: float
+    """When it was started, seconds after boot."""
 
 
 def scan() -> Iterator[Proc]:
@@ -36,7 +38,8 @@ def read(pid: int) -> Proc | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         title = words[0].decode(errors="replace")
-        return Proc(pid, int(fields[1]), int(fields[2]), fields[0], title if "::" in title else "")
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return Proc(pid, int(fields[1]), int(fields[2]), fields[0], title if "::" in title else "", started)
     return None
 
 
