@@ -285,28 +285,45 @@ def _part_of_child(parent: Member, below: Sequence[Identity | None], options: Se
 
 
 def _ranked(members: list[Member], by_pid: dict[int, Process], options: ServeOptions | None) -> list[Member]:
-    """Give each worker without ranks the rank its order of start implies."""
+    """Give each worker without ranks its own: by the order of start, or because only its place is left.
+
+    A dead one shows nothing but its comm, which is cut before the rank. Its place in the order tells only where all are
+    there; where some are gone already, it is the rank that nobody else has, if there is one such.
+    """
     tp = options.tensor_parallel_size if options is not None else 0
     pp = options.pipeline_parallel_size if options is not None else 0
+    local = options.world_size // options.nnodes if options is not None else 0
     result = list(members)
-    for parent_pid in {m.parent_pid for m in members if m.role == "Worker"}:
-        places = [i for i, m in enumerate(result) if m.role == "Worker" and m.parent_pid == parent_pid]
-        if all(result[i].ranks for i in places):
-            continue
+    for engine_pid in {m.engine_pid for m in members if m.role == "Worker"}:
+        places = [i for i, m in enumerate(result) if m.role == "Worker" and m.engine_pid == engine_pid]
         ordered = sorted(places, key=lambda i: (by_pid[result[i].pid].starttime, result[i].pid))
-        if len(ordered) < 2 and tp * pp <= 1:
+        unranked = [i for i in ordered if not result[i].ranks]
+        if not unranked or (len(ordered) < 2 and tp * pp <= 1):
             continue
         first = _first_local_rank(options, len(ordered))
-        for rank, place in enumerate(ordered, start=first):
-            member = result[place]
-            if member.ranks:
-                continue
-            ranks = {"pp": rank // tp, "tp": rank % tp} if tp > 0 and pp > 1 else {"tp": rank}
-            if tp == 1 and pp > 1:
-                ranks = {"pp": rank}
+        taken = {_number(result[i].ranks, tp) for i in ordered}
+        free = [rank for rank in range(first, first + local) if rank not in taken]
+        if len(free) == len(unranked):
+            numbers = dict(zip(unranked, free, strict=True))
+        elif local and any(result[i].known_by == "comm" for i in unranked):
+            continue
+        else:
+            numbers = dict(zip(ordered, range(first, first + len(ordered)), strict=True))
+        for place in unranked:
+            ranks = _ranks(numbers[place], tp, pp)
             name = "Worker_" + "_".join(f"{k.upper()}{v}" for k, v in ranks.items())
-            result[place] = msgspec.structs.replace(member, ranks=ranks, label=name, known_by="order of start")
+            result[place] = msgspec.structs.replace(result[place], ranks=ranks, label=name, known_by="order of start")
     return result
+
+
+def _ranks(number: int, tp: int, pp: int) -> dict[str, int]:
+    if pp <= 1 or tp <= 0:
+        return {"tp": number}
+    return {"pp": number} if tp == 1 else {"pp": number // tp, "tp": number % tp}
+
+
+def _number(ranks: dict[str, int], tp: int) -> int | None:
+    return ranks.get("pp", 0) * max(tp, 1) + ranks.get("tp", 0) if ranks else None
 
 
 def _first_local_rank(options: ServeOptions | None, n_local: int) -> int:
@@ -320,7 +337,7 @@ def _join(trees: list[Instance], by_pid: dict[int, Process]) -> list[Instance]:
     groups: dict[object, list[Instance]] = defaultdict(list)
     for tree in trees:
         groups[_job(tree, by_pid)].append(tree)
-    return [_merge(group) for group in groups.values()]
+    return [_merge(group, by_pid) for group in groups.values()]
 
 
 def _job(tree: Instance, by_pid: dict[int, Process]) -> object:
@@ -345,7 +362,7 @@ def _one_of_several(options: ServeOptions) -> bool:
     )
 
 
-def _merge(group: list[Instance]) -> Instance:
+def _merge(group: list[Instance], by_pid: dict[int, Process]) -> Instance:
     if len(group) == 1:
         return group[0]
     # The head first: the tree with an API server, then by node rank.
@@ -362,7 +379,7 @@ def _merge(group: list[Instance]) -> Instance:
             theirs = engines[0] if lone and spans_nodes and len(engines) == 1 else member.engine_pid
             members.append(msgspec.structs.replace(member, engine_pid=theirs))
     return Instance(
-        members=tuple(members),
+        members=tuple(_ranked(members, by_pid, head.options)),
         roots=tuple(root for tree in group for root in tree.roots),
         options=head.options,
         orphaned=head.orphaned,

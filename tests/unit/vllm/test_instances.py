@@ -88,6 +88,21 @@ def test_a_zombie_worker_keeps_its_rank_by_order_of_start() -> None:
     assert labels(found)[14] == "Worker_TP1"
 
 
+def test_a_dead_worker_whose_engine_has_died_too_is_the_rank_that_nobody_else_has() -> None:
+    for alive, expected in (("VLLM::Worker_TP0", "Worker_TP1"), ("VLLM::Worker_TP1", "Worker_TP0")):
+        found = only(
+            process(10, 1, serve("-tp", "2"), 10),
+            process(13, 1, alive, 10),
+            process(14, 1, (), 10, comm="VLLM::Worker_TP"),
+        )
+        assert labels(found)[14] == expected
+
+
+def test_a_dead_worker_alone_has_no_rank_that_could_be_told() -> None:
+    found = only(process(10, 1, serve("-tp", "2"), 10), process(14, 1, (), 10, comm="VLLM::Worker_TP"))
+    assert found.member(14).ranks == {}  # type: ignore[union-attr]
+
+
 def test_twins_of_two_dense_engines_are_told_apart_by_their_parent() -> None:
     found = only(
         process(10, 1, serve("-tp", "2", "--data-parallel-size", "2"), 10),
