@@ -42,6 +42,7 @@ class Server:
         nofile: soft and hard limit of open files.
         only: start only these nodes of the topology (a peer that never comes).
         under: a command that starts each node (``unshare ...``).
+        model: a model of one's own instead of the tiny one.
     """
 
     def __init__(
@@ -54,11 +55,12 @@ class Server:
         nofile: int | None = None,
         only: tuple[int, ...] | None = None,
         under: tuple[str, ...] = (),
+        model: str | None = None,
         installation: Installation | None = None,
     ) -> None:
         self.topology = TOPOLOGIES[topology] if isinstance(topology, str) else topology
         self.installation = installation or ensure()
-        self.model = str(self.installation.moe if self.topology.moe else self.installation.tiny)
+        self.model = model or str(self.installation.moe if self.topology.moe else self.installation.tiny)
         self.marker = f"vllmdiag-test-{uuid.uuid4().hex}"
         self.work = Path(tempfile.mkdtemp(prefix="vllmdiag-"))
         self.uds = self.work / "http.sock"

@@ -145,9 +145,15 @@ def _hard_state(process: Process) -> tuple[str, str] | None:
     if all(s in ("T", "t") for s in states):
         by = f", traced by {process.tracer_pid}" if process.tracer_pid else ""
         return STOPPED, f"stopped ({states[-1]}{by})"
-    if all(s == "D" for s in states) and process.cpu_s == 0:
+    if all(s == "D" for s in states) and process.cpu_s == 0 and not _reads(process):
         return UNINTERRUPTIBLE, f"uninterruptible (D{f' in {process.wchan}' if process.wchan else ''})"
     return None
+
+
+def _reads(process: Process) -> bool:
+    """Bytes came from storage within the window: it sleeps in D for each of them, and that is no fault."""
+    first, last = process.samples[0].read_bytes, process.samples[-1].read_bytes
+    return first is not None and last is not None and last > first
 
 
 def _threads(process: Process, window_s: float) -> tuple[ThreadView, ...]:

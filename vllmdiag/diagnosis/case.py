@@ -11,9 +11,10 @@ from vllmdiag.model.diagnosis import Confidence, Finding, Link, NextStep, Severi
 from vllmdiag.vllm.instances import Member
 
 from .activity import DEAD, STOPPED, Activity, activity_of
-from .motion import Progress, progress_of, starting_motion
+from .motion import Progress, progress_of
 from .rings import Ring, rings_of
 from .scene import Scene
+from .startup_motion import motion_of
 
 _LOOP_FRAMES = ("run_busy_loop", "step", "step_with_batch_queue")
 
@@ -45,9 +46,18 @@ class Case:
         return {e.pid: progress_of(self.scene, e, self.rings, self.acts) for e in self.scene.engines}
 
     @cached_property
+    def motion(self) -> dict[int, tuple[str, ...]]:
+        """What shows that each member of a start-up advances, in words; empty where nothing does."""
+        return motion_of(self.scene, self.acts, self.window_s)
+
+    @cached_property
     def starting_motion(self) -> tuple[str, ...]:
         """Evidence that the start-up advances."""
-        return starting_motion(self.scene, self.rings, self.acts, self.window_s)
+        moving = [f"{self.label(pid)}: {', '.join(words)}" for pid, words in self.motion.items() if words]
+        return (
+            *moving,
+            *(["messages move through the rings"] if any(r.sampled and r.moved for r in self.rings) else []),
+        )
 
     def label(self, pid: int | None) -> str:
         """Role and rank as people write it."""

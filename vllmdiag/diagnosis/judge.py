@@ -29,6 +29,7 @@ from .queue_rules import queue_findings
 from .reach_rules import not_probed, probed_words, reach_findings
 from .scene import Scene, scene_of
 from .shm_rules import leak_line, leak_words, leaked, shm_findings
+from .startup import line_of, phase_of, standings, start_method_words
 from .startup_rules import startup_findings
 from .thread_rules import ring_findings
 
@@ -38,6 +39,9 @@ _HARD_ORDER = (
     "driver-unkillable",
     "shm-exhausted",
     "shm-too-small",
+    "ipc-path-too-long",
+    "port-conflict",
+    "cuda-fork-poisoned",
     "engine-dead",
     "orphan-engine",
     "worker-dead",
@@ -156,15 +160,16 @@ def _healthy(case: Case, findings: list[Finding]) -> Verdict:
 
     if case.starting:
         motion = case.starting_motion
-        doing = [f"{m.label}: {case.acts[m.pid].doing}" for m in scene.instance.members if case.acts[m.pid].seen]
+        places = standings(case)
+        doing = [line_of(case, s) for s in places if case.acts[s.pid].seen]
         age = max((p.age_s or 0.0) for p in scene.processes.values())
         blind = not motion and not doing
         if blind:
             return say("unknown", "a server that is not ready yet; nothing of it could be seen", [], "low", "unknown")
         return say(
             "starting",
-            f"starting since {age:.0f} s: {', '.join(motion) or 'waiting'}",
-            doing,
+            f"starting since {age:.0f} s: {phase_of(places) or ', '.join(motion) or 'waiting'}",
+            [*doing, *start_method_words(case)],
             "high" if motion else "medium",
         )
     busy = next((f for f in findings if f.cause == "busy"), None)

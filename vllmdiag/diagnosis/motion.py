@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vllmdiag.model.http import MetricsScrape
-from vllmdiag.model.process import ProcessSample
 from vllmdiag.vllm.instances import Member
 from vllmdiag.vllm.metrics import METRICS
 
@@ -17,8 +16,6 @@ from .scene import Scene
 _COUNTS = ("_total", "_count", "_sum")
 """How the names of counters end; everything else is a gauge, which repeats what was and proves no motion."""
 _BACKLOG_BYTES = 1
-_STARTUP_CPU = 0.05
-"""Cores used by a whole instance below which its start-up does not compute."""
 
 
 @dataclass(frozen=True)
@@ -154,29 +151,3 @@ def is_counter(name: str) -> bool:
 def idle(acts: Mapping[int, Activity], pids: Sequence[int]) -> bool:
     """All of these are seen and idle."""
     return all(pid in acts and acts[pid].kind == IDLE for pid in pids)
-
-
-def starting_motion(
-    scene: Scene, rings: Sequence[Ring], acts: Mapping[int, Activity], window_s: float
-) -> tuple[str, ...]:
-    """Evidence that a start-up advances: CPU, bytes read, rings, processes that appear, stacks that change."""
-    cpu = sum(p.cpu_s for p in scene.processes.values()) / (window_s or 1.0)
-    found = []
-    if cpu >= _STARTUP_CPU:
-        found.append(f"{cpu:.1f} cores busy")
-    read = sum(_read_bytes(samples) for p in scene.processes.values() if (samples := p.samples))
-    if read > 0:
-        found.append(f"{read / 1e6:.1f} MB read")
-    if any(_ring_moved(r) for r in rings):
-        found.append("rings move")
-    if any(a.main is not None and len(a.main.stacks) > 1 and not a.main.still for a in acts.values()):
-        found.append("stacks change")
-    born = [p.pid for p in scene.processes.values() if p.age_s is not None and p.age_s < window_s]
-    if born:
-        found.append(f"{len(born)} processes born in the window")
-    return tuple(found)
-
-
-def _read_bytes(samples: Sequence[ProcessSample]) -> int:
-    first, last = samples[0].read_bytes, samples[-1].read_bytes
-    return max(0, last - first) if first is not None and last is not None else 0

@@ -11,6 +11,7 @@ from vllmdiag.vllm.instances import Member
 from .activity import STOPPED, UNINTERRUPTIBLE
 from .case import Case
 from .rings import BROADCAST
+from .startup import stage_evidence, stages_left
 from .waits import path_to
 
 _WORKING = ("APIServer", "Launcher", "Driver", "EngineCore", "Worker", "RayWorker", "DPCoordinator", "Child")
@@ -67,7 +68,7 @@ def _deaths(case: Case) -> Iterator[Finding]:
         if process.state == "Z"
         else f"vanished {_died_at(process):.1f} s into the window"
     )
-    evidence = [f"pid {first.pid} {how}", *also, *_kernel_words(case, first.pid)]
+    evidence = [f"pid {first.pid} {how}", *also, *_kernel_words(case, first.pid), *stages_left(case)]
     survivors = [m for m in case.scene.instance.members if m.role in _WORKING and not case.dead(m.pid)]
     if first.role in ("Worker", "RayWorker"):
         yield case.finding(
@@ -234,6 +235,7 @@ def _stopped(case: Case) -> Iterator[Finding]:
             evidence=[
                 f"stat of {member.pid}: {process.state}, {_ticks(process)} in {case.window_s:.1f} s"
                 + (f", last ran {since:.0f} s ago" if since is not None else ""),
+                *stage_evidence(case, member.pid),
                 *(f"{m.label} (pid {m.pid}) is {case.acts[m.pid].doing} too" for m in stopped[1:]),
                 *waiting_evidence(case, member),
             ],

@@ -14,6 +14,7 @@ from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.model.sockets import Socket
 from vllmdiag.vllm.instances import Instance, Member, find_instances
 from vllmdiag.vllm.serve_options import ServeOptions
+from vllmdiag.vllm.titles import identify
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,20 @@ class Scene:
         if member is None:
             process = self.snapshot.process(pid)
             return Subject(role="Other", pid=pid, label=process.comm if process else f"pid {pid}")
-        return Subject(role=member.role, pid=pid, rank=member.ranks, label=member.label)
+        rank = self.node_rank(pid)
+        node = f"node {rank}" if rank is not None else None
+        return Subject(role=member.role, pid=pid, rank=member.ranks, label=member.label, node=node)
+
+    def node_rank(self, pid: int) -> int | None:
+        """Number of the node that a member runs on, by the arguments of the tree it hangs in; None in a job of one."""
+        while (member := self.members.get(pid)) is not None and member.parent_pid in self.members:
+            pid = member.parent_pid
+        process = self.processes.get(pid)
+        if process is None or isinstance(process.cmdline, Missing):
+            return None
+        known = identify(process.cmdline, process.comm)
+        options = known.options if known is not None else None
+        return options.node_rank if options is not None and options.nnodes > 1 else None
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from .base import Fact, Missing
+from .startup import Checkpoint
 
 
 class ProcessSample(Fact, frozen=True, kw_only=True):
@@ -189,6 +190,10 @@ class Process(Fact, frozen=True, kw_only=True):
     """Paths of mapped libraries that matter (libzmq, libnccl, libcuda, preload shims); empty where not readable."""
     device_files: tuple[str, ...] = ()
     """/dev/nvidia*, /dev/kfd, /dev/dri/* that it has open."""
+    checkpoint: Checkpoint | None = None
+    """The weights it has mapped; None where it has none or that was not looked for."""
+    import_filesystem: str = ""
+    """Type of the file system of the packages it imports; empty where not known."""
     missing: tuple[Missing, ...] = ()
     """Facts of this process that could not be had."""
 

@@ -10,6 +10,7 @@ from .http import HttpProbe, MetricsScrape
 from .process import Process
 from .shm import Segment, ShmMount
 from .sockets import Socket, ZmtpProbe
+from .startup import FileLock, Network, TakenPort
 
 SNAPSHOT_SCHEMA = "vllmdiag.snapshot/1"
 
@@ -54,6 +55,7 @@ class LogLine(Fact, frozen=True, kw_only=True):
 
     file: str
     number: int
+    """0 where it is not known: only the tail of the file was read."""
     text: str
 
 
@@ -95,6 +97,12 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     flight_records: tuple[FlightRecord, ...] = ()
     kernel_lines: tuple[KernelLine, ...] = ()
     log_lines: tuple[LogLine, ...] = ()
+    locks: tuple[FileLock, ...] = ()
+    """Locks on files of caches; looked for only while no HTTP listener is there."""
+    networks: tuple[Network, ...] = ()
+    """The network namespaces of the instance; looked at only while no HTTP listener is there."""
+    taken_ports: tuple[TakenPort, ...] = ()
+    """Ports it wants that others listen on; looked for only while no HTTP listener is there."""
     ipc_paths_missing: tuple[str, ...] = ()
     """Paths that sockets of the instance are bound to and that no longer exist in the owner's mount namespace."""
     missing: tuple[Missing, ...] = ()

@@ -29,6 +29,7 @@ from .gpu_layer import GpuLayer
 from .httpclient import Endpoint
 from .sockets import SocketWatch, missing_ipc_paths
 from .stacks import StackSampler
+from .surroundings import Surroundings, serves, surroundings, with_files
 
 _STATE_PERIOD_S = 0.1
 """How often states are read: the order in which processes die is evidence."""
@@ -128,6 +129,11 @@ class Window:
         endpoint = self._endpoint(observed, sockets)
         if endpoint is not None and self._wants("client", "diagnose", "ps"):
             asides.append(Aside(lambda: self._ask_http(endpoint)))
+        around = Surroundings()
+        if self._wants("diagnose", "ps") and not serves(self.instance, sockets.result()[0]):
+            with self._cost("start-up"):
+                observed = [with_files(p, self.root) for p in observed]
+                around = surroundings(observed, self.instance, self.root)
         with self._cost("window"):
             meanwhile()
             self._watch(sockets)
@@ -143,11 +149,9 @@ class Window:
         self._sample_states()
         seen, holes = sockets.result()
         self.missing += holes
-        return layer.add_to(
-            self._snapshot(
-                [*map(self._finish, observed), *born], [polled.get(s.key, s) for s in segments], seen, kernel
-            )
-        )
+        processes = [*map(self._finish, observed), *born]
+        shown = self._snapshot(processes, [polled.get(s.key, s) for s in segments], seen, kernel)
+        return around.add_to(layer.add_to(shown))
 
     def _gpu_layer(self, observed: list[Process], sockets: SocketWatch) -> GpuLayer:
         """The GPU layer of the members that may use one; of nobody where the verb does not ask for it."""

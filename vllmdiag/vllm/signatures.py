@@ -107,7 +107,7 @@ def match(frames: Sequence[Frame], role: str = "") -> tuple[Match, ...]:
     for depth, text in enumerate(texts):
         for number, pattern in _hits(text):
             signature = signatures()[number]
-            if signature.id in found or not _plays(role, signature):
+            if signature.id in found or not plays(role, signature.roles):
                 continue
             if pattern.caller is not None and not pattern.caller.search(_caller(texts, depth)):
                 continue
@@ -143,8 +143,21 @@ def _own(frames: Sequence[Frame]) -> list[str]:
     return texts
 
 
-def _plays(role: str, signature: Signature) -> bool:
-    return not signature.roles or role in _ANY_ROLE or role in signature.roles
+def plays(role: str, roles: Sequence[str]) -> bool:
+    """A process of this role may be in what is looked for in `roles` only (none: in every one)."""
+    role = _SAME_AS.get(role, role)
+    return not roles or role in _ANY_ROLE or role in roles
+
+
+def depth_of(frames: Sequence[Frame], patterns: Sequence[str]) -> int | None:
+    """Index of the innermost frame that fits one of the patterns (as in `Signature.any`); None where none does."""
+    texts = _own(frames)
+    rules = [_compiled(pattern) for pattern in patterns]
+    for depth, text in enumerate(texts):
+        for rule in rules:
+            if rule.frame.search(text) and (rule.caller is None or rule.caller.search(_caller(texts, depth))):
+                return depth
+    return None
 
 
 def _caller(texts: Sequence[str], depth: int) -> str:
@@ -169,6 +182,11 @@ def _patterns() -> tuple[tuple[int, _Pattern], ...]:
 @cache
 def _all_of(number: int) -> tuple[_Pattern, ...]:
     return tuple(_compile(rule) for rule in signatures()[number].all)
+
+
+@cache
+def _compiled(rule: str) -> _Pattern:
+    return _compile(rule)
 
 
 def _compile(rule: str) -> _Pattern:

@@ -215,6 +215,8 @@ class Server:
     age: float = 600.0
     ipc_paths_missing: tuple[str, ...] = ()
     zmtp: tuple[ZmtpProbe, ...] = ()
+    fields: dict[str, object] = field(default_factory=dict)
+    """Fields of the snapshot to replace at the end."""
 
     @property
     def workers(self) -> list[int]:
@@ -234,7 +236,7 @@ class Server:
         """The value that the sources would have recorded."""
         pids = [*([] if self.no_api else [API]), ENGINE, *self.workers]
         processes = [self._process(pid) for pid in pids if pid not in self.gone]
-        return Snapshot(
+        made = Snapshot(
             tool="test",
             observed_at="2026-01-01T00:00:00.000Z",
             window_s=WINDOW,
@@ -256,6 +258,7 @@ class Server:
             ipc_paths_missing=self.ipc_paths_missing,
             zmtp=self.zmtp,
         )
+        return msgspec.structs.replace(made, **self.fields)
 
     def _cmdline(self, pid: int) -> tuple[str, ...]:
         spawned = (

@@ -15,6 +15,7 @@ from vllmdiag.model.process import Limits
 from vllmdiag.model.shm import Segment
 from vllmdiag.model.sockets import ProbeOutcome, ZmtpProbe
 
+from . import startup_cases
 from .scenario import (
     API,
     API_WAITS_START,
@@ -286,6 +287,7 @@ def is_not_asked(server: Server) -> None:
 
 
 FAULTS: list[tuple[str, Scenario, str, str | None]] = [
+    *startup_cases.FAULTS,
     ("process-stopped", worker_stopped, "Worker_TP1", "critical"),
     ("process-stopped", worker_stopped_all_read, "Worker_TP1", "critical"),
     ("process-stopped", engine_stopped, "EngineCore", "critical"),
@@ -318,7 +320,6 @@ FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("collective-divergence", different_collectives, None, "critical"),  # type: ignore[list-item]
     ("api-loop-blocked", loop_blocked, "APIServer", "critical"),
     ("client-not-reading", deaf_client, "client 10.0.0.9:41000", "warning"),
-    ("handshake-incomplete", start_waits, "Worker_TP0", "critical"),
     ("endpoint-gone", disconnected, "EngineCore", "critical"),
     ("ring-inconsistent", broken_flags, "EngineCore", "critical"),
     ("fd-exhausted", no_descriptor_left, "APIServer", "critical"),
@@ -480,6 +481,7 @@ def changing_worker(server: Server) -> None:
 
 
 LOOK_ALIKES: list[tuple[str, Scenario, str]] = [
+    *startup_cases.LOOK_ALIKES,
     ("process-stopped", worker_sleeps, "idle"),
     ("process-stopped", stopped_for_a_moment, "idle"),
     ("collective-divergence", moving, "serving"),

@@ -1,0 +1,274 @@
+"""A live start-up held up at its stages: each time the right process, stage and cause; no alarm without one."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm import checkpoints, faults, procs
+from tests.vllm.conftest import Answer, Vllmdiag
+from tests.vllm.server import Server, free_ports
+from tests.vllm.setup_vllm import Installation
+from tests.vllm.waiting import wait_until
+
+Launch = Callable[..., Server]
+LOAD = ("--load-format", "auto")
+STUCK_S = 180.0
+"""A start-up is called stuck when its youngest process is 30 s old, and it is not stuck before it has got there."""
+
+
+def named(
+    vllmdiag: Vllmdiag, server: Server, cause: str, *, deadline_s: float = STUCK_S, pid: int | None = None
+) -> dict[str, Any]:
+    """Look again and again until that is the cause. Until then nothing but `starting` may be said."""
+    answers: list[Answer] = []
+
+    def said() -> bool:
+        answers.append(vllmdiag.json("diagnose", pid or server.roots[0], "--window", "2"))
+        verdict = answers[-1].data["verdict"]
+        assert verdict["cause"] in (cause, "starting"), (verdict, server.log_tail(15))
+        return bool(verdict["cause"] == cause)
+
+    wait_until(f"the verdict is {cause}", said, deadline_s)
+    verdict: dict[str, Any] = answers[-1].data["verdict"]
+    assert verdict["layer"] == (1 if cause in ("process-stopped", "worker-dead") else 2)
+    assert answers[-1].code == {"critical": 2, "warning": 1}[verdict["status"]]
+    return verdict
+
+
+def functions(pid: int) -> list[str]:
+    """The ground truth: names of the functions on the main stack, by py-spy itself; empty where it has no answer."""
+    spy = Path(sys.executable).with_name("py-spy")
+    done = subprocess.run(
+        [spy, "dump", "--json", "--nonblocking", "--pid", str(pid)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        return []
+    threads = json.loads(done.stdout)
+    main = next((t for t in threads if t["os_thread_id"] == pid), None)
+    return [frame["name"].rsplit(".", 1)[-1] for frame in main["frames"]] if main else []
+
+
+@contextmanager
+def frozen_in(function: str, pids: Callable[[], list[int]], deadline_s: float = 120) -> Iterator[int]:
+    """SIGSTOP one of the processes while `function` is on its stack; yields which, and lets it go on at the end."""
+    with ExitStack() as cleanup:
+
+        def caught() -> int | None:
+            for pid in pids():
+                if function in functions(pid):
+                    stopped = ExitStack()
+                    with suppress(ProcessLookupError):
+                        stopped.enter_context(faults.stopped(pid))
+                        if function in functions(pid):
+                            cleanup.push(stopped.pop_all())
+                            return pid
+                    stopped.close()
+            return None
+
+        yield int(wait_until(f"{function} is on a stack", caught, deadline_s, every_s=0.02) or 0)
+
+
+def children_of(server: Server, *parents: int) -> list[int]:
+    """Its engines (or workers), titled or not."""
+    return [p.pid for p in procs.children(parents, procs.scan()) if "resource_tracker" not in p.title]
+
+
+FREEZES = [
+    # (whose child, function on its stack, stage that must be said)
+    ("EngineCore", "_find_and_load", "imports modules"),
+    ("EngineCore", "wait_for_ready", "waits for its workers"),
+    ("Worker", "_find_and_load", "imports modules"),
+    ("Worker", "load_weights", "loads weights"),
+    ("Worker", "compile_or_warm_up_model", "warms up"),
+    ("EngineCore", "_initialize_kv_caches", "lets its workers profile"),
+]
+
+
+@pytest.mark.parametrize(("role", "function", "stage"), FREEZES, ids=lambda value: str(value))
+def test_a_process_stopped_at_a_stage_is_named_with_its_stage(
+    launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path, role: str, function: str, stage: str
+) -> None:
+    model = checkpoints.with_weights(installation.tiny, tmp_path / "model", hidden=1024, layers=4)
+    server = launch("tp1", model=str(model), args=LOAD)
+
+    def candidates() -> list[int]:
+        engines = children_of(server, *server.roots)
+        return engines if role == "EngineCore" else children_of(server, *engines)
+
+    with frozen_in(function, candidates) as pid:
+        verdict = named(vllmdiag, server, "process-stopped", deadline_s=30)
+        assert (verdict["subject"]["pid"], verdict["subject"]["role"]) == (pid, role), verdict
+        assert any(f"stage of its start-up: {stage}" in words for words in verdict["evidence"]), verdict["evidence"]
+        assert verdict["chain"][-1]["subject"]["pid"] == pid
+    if function == FREEZES[-1][1]:
+        server.wait_ready()
+        assert vllmdiag.json("diagnose", server.api).code == 0
+
+
+def test_a_fifo_in_place_of_the_weights(
+    launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path
+) -> None:
+    fifo = checkpoints.with_fifo(installation.tiny, tmp_path / "model")
+    server = launch("tp1", model=str(fifo.parent), args=LOAD)
+    verdict = named(vllmdiag, server, "startup-phase-stuck")
+    (worker,) = server.workers
+    assert (verdict["subject"]["role"], verdict["subject"]["pid"]) == ("Worker", worker)
+    assert "loads weights" in verdict["summary"]
+    assert "FIFO" in verdict["summary"]
+    assert [link["subject"]["role"] for link in verdict["chain"][1:]] == ["APIServer", "EngineCore", "Worker"]
+    assert verdict["since_s"] > 2
+
+
+@pytest.mark.skipif(not checkpoints.throttling_works(), reason="cannot slow down a disk here: needs root, cgroup v1")
+def test_weights_from_a_slow_disk_are_a_start_up_with_its_speed_and_no_alarm(
+    launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path
+) -> None:
+    model = checkpoints.with_weights(installation.tiny, tmp_path / "model", hidden=1024, layers=6, shards=4)
+    files = sorted(model.glob("*.safetensors"))
+    with checkpoints.slow_disk(files, 5_000_000, f"vllmdiag-{tmp_path.name}") as group:
+        server = launch("tp1", model=str(model), args=LOAD, under=("sh", "-c", f'echo $$ >{group} && exec "$@"', "sh"))
+        said: list[dict[str, Any]] = []
+
+        def ready() -> bool:
+            answer = vllmdiag.json("diagnose", server.roots[0], "--window", "1")
+            assert answer.code == 0, (answer.out, said[-1:])
+            said.append(answer.data["verdict"])
+            return server.get_status("/health") == 200
+
+        wait_until("the server is ready", ready, 300)
+        server.stop()
+    loading = [v["summary"] for v in said if "loads weights" in v["summary"]]
+    assert len(loading) >= 5, said
+    assert any("MB/s read" in words for words in loading)
+    assert any(f"shard {n} of 4" in words for words in loading for n in (1, 2, 3, 4)), loading
+
+
+def test_a_lock_of_the_download_that_another_process_holds(
+    launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path
+) -> None:
+    name = "acme/tiny"
+    checkpoints.in_hub_cache(installation.tiny, tmp_path, name)
+    flat = name.replace("/", "-")
+    (tmp_path / "locks").mkdir()
+    lock = tmp_path / "locks" / (hashlib.sha256(flat.encode()).hexdigest() + flat + ".lock")
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        server = launch(
+            "tp1", model=name, args=(*LOAD, "--download-dir", str(tmp_path / "locks")), env={"HF_HOME": str(tmp_path)}
+        )
+        verdict = named(vllmdiag, server, "jit-lock")
+    assert any(f"{lock}: held by" in words and str(os.getpid()) in words for words in verdict["evidence"]), verdict
+    assert verdict["status"] == "warning"  # its holder is alive
+
+
+@pytest.mark.parametrize("purpose", ["HTTP"])
+def test_a_taken_http_port(launch: Launch, vllmdiag: Vllmdiag, purpose: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = launch("tp1", args=("--port", str(port)))
+        verdict = named(vllmdiag, server, "port-conflict", deadline_s=30)
+    assert f"port {port} ({purpose}) is taken by" in verdict["summary"]
+    assert str(os.getpid()) in verdict["summary"]
+
+
+def test_a_taken_master_port(launch: Launch, vllmdiag: Vllmdiag) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = launch("two_nodes", only=(0,), args=("--master-port", str(port)))
+        verdict = named(vllmdiag, server, "port-conflict", deadline_s=60)
+    assert f"port {port} (master) is taken by" in verdict["summary"]
+
+
+def test_a_base_path_that_is_too_long_for_a_socket(launch: Launch, vllmdiag: Vllmdiag, tmp_path: Path) -> None:
+    base = tmp_path / ("d" * 100)
+    base.mkdir()
+    server = launch("tp1", env={"VLLM_RPC_BASE_PATH": str(base)})
+    verdict = named(vllmdiag, server, "ipc-path-too-long", deadline_s=60)
+    assert "VLLM_RPC_BASE_PATH" in verdict["summary"]
+
+
+def test_an_interface_that_does_not_exist(launch: Launch, vllmdiag: Vllmdiag) -> None:
+    server = launch("two_nodes", only=(0,), env={"GLOO_SOCKET_IFNAME": "eth77"})
+    verdict = named(vllmdiag, server, "wrong-interface", deadline_s=60)
+    assert "eth77" in verdict["summary"]
+
+
+def test_a_second_node_that_never_comes(launch: Launch, vllmdiag: Vllmdiag) -> None:
+    server = launch("two_nodes", only=(0,))
+    verdict = named(vllmdiag, server, "startup-barrier")
+    assert verdict["subject"]["node"] == "node 1"
+    assert "node 1 of 2" in verdict["summary"]
+    assert any("cannot be known from here" in words for words in verdict["evidence"])
+    assert any("1 of 2 ranks connected" in words for words in verdict["evidence"]), verdict["evidence"]
+
+
+def test_a_head_node_that_never_comes(launch: Launch, vllmdiag: Vllmdiag) -> None:
+    server = launch("headless_dp2", only=(1,))
+    verdict = named(vllmdiag, server, "handshake-incomplete")
+    assert "the head node" in verdict["summary"]
+    assert any("cannot be known from here" in words for words in verdict["evidence"])
+    assert any("said HELLO" in words for words in verdict["evidence"])
+
+
+def test_a_worker_that_dies_while_it_loads(
+    launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path
+) -> None:
+    fifo = checkpoints.with_fifo(installation.tiny, tmp_path / "model")
+    server = launch("tp2", model=str(fifo.parent), args=LOAD)
+    wait_until("both load", lambda: [w for w in server.workers if "load_weights" in functions(w)][1:], 120)
+    victim = server.workers[1]
+    killer = threading.Timer(1.0, os.kill, [victim, signal.SIGKILL])
+    killer.start()
+    verdict = vllmdiag.json("diagnose", server.roots[0], "--window", "2").data["verdict"]
+    killer.join()
+    assert (verdict["cause"], verdict["subject"]["pid"], verdict["subject"]["rank"]) == (
+        "worker-dead",
+        victim,
+        {"tp": 1},
+    )
+    assert any("Worker_TP0" in words and "loads weights" in words for words in verdict["evidence"]), verdict["evidence"]
+
+
+def two_nodes(launch: Launch, **second: Any) -> tuple[Server, Server]:
+    """Two servers that make one instance: node 0, and node 1 as `second` says."""
+    args = ("--master-port", str(free_ports(1)[0]))
+    return launch("two_nodes", only=(0,), args=args), launch("two_nodes", only=(1,), args=args, **second)
+
+
+def test_a_second_node_that_is_stopped(launch: Launch, vllmdiag: Vllmdiag) -> None:
+    head, other = two_nodes(launch)
+    wait_until("node 1 has a worker", lambda: children_of(other, *other.roots), 90)
+    with faults.stopped(*other.roots, *children_of(other, *other.roots)):
+        verdict = named(vllmdiag, head, "process-stopped", deadline_s=60)
+        assert verdict["subject"]["node"] == "node 1"
+        assert verdict["subject"]["role"] == "Worker"
+
+
+def test_a_second_node_that_is_dead(launch: Launch, vllmdiag: Vllmdiag) -> None:
+    head, other = two_nodes(launch)
+    wait_until("node 1 has a worker", lambda: children_of(other, *other.roots), 90)
+    other.stop()
+    verdict = named(vllmdiag, head, "startup-barrier")
+    assert verdict["subject"]["node"] == "node 1"
+    assert any("cannot be known from here" in words for words in verdict["evidence"])
+
+
+def test_a_second_node_that_is_cut_off(launch: Launch, vllmdiag: Vllmdiag) -> None:
+    lo_up = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+    head, _ = two_nodes(launch, under=lo_up)
+    verdict = named(vllmdiag, head, "startup-barrier")
+    assert any("node 1" in words and "another network namespace" in words for words in verdict["evidence"]), verdict
