@@ -17,6 +17,7 @@ from vllmdiag.vllm.gpu import gpu
 
 from .scene import Scene
 
+_FILES = {"nvidia": "/dev/nvidia", "amd": "/dev/kfd"}
 _MINOR = re.compile(r"/dev/nvidia(\d+)")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 _HOST_PID_NAMESPACE = 4026531836  # include/linux/proc_ns.h: PROC_PID_INIT_INO
@@ -25,8 +26,8 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 
 def device_of(scene: Scene, process: Process) -> tuple[Accelerator | None, str]:
     """The device of a process, and how it was found; None where that cannot be told."""
-    devices = scene.snapshot.accelerators
-    if not devices or not _may_use_one(process):
+    devices = _candidates(scene.snapshot, process)
+    if not devices:
         return None, ""
     minors = {int(found[1]) for path in process.device_files if (found := _MINOR.fullmatch(path))}
     if len(minors) == 1:
@@ -35,28 +36,31 @@ def device_of(scene: Scene, process: Process) -> tuple[Accelerator | None, str]:
         if own:
             return own[0], "its open device file"
     for device, how in (
-        (_by_driver(scene.snapshot, process), "the driver's list of processes"),
-        (_by_ras(scene.snapshot, process), "NCCL"),
-        (_by_rank(scene, process), "its rank among the visible devices"),
+        (_by_driver(scene.snapshot, devices, process), "the driver's list of processes"),
+        (_by_ras(scene.snapshot, devices, process), "NCCL"),
+        (_by_rank(scene, devices, process), "its rank among the visible devices"),
     ):
         if device is not None and (not minors or device.minor is None or device.minor in minors):
             return device, how
     return None, ""
 
 
-def _may_use_one(process: Process) -> bool:
-    """It has a device open, or what it has open may not be seen."""
-    return bool(process.device_files) or isinstance(process.socket_inodes, Missing)
+def _candidates(snapshot: Snapshot, process: Process) -> tuple[Accelerator, ...]:
+    """Devices of the vendor whose device files it has open; all of them where its descriptors may not be seen."""
+    if isinstance(process.socket_inodes, Missing):
+        return snapshot.accelerators
+    vendors = {vendor for vendor, prefix in _FILES.items() if any(f.startswith(prefix) for f in process.device_files)}
+    return tuple(device for device in snapshot.accelerators if device.vendor in vendors)
 
 
-def _by_driver(snapshot: Snapshot, process: Process) -> Accelerator | None:
+def _by_driver(snapshot: Snapshot, devices: Sequence[Accelerator], process: Process) -> Accelerator | None:
     if snapshot.viewer is None or snapshot.viewer.namespaces.get("pid") != _HOST_PID_NAMESPACE:
         return None
-    own = [d for d in snapshot.accelerators if any(p.pid == process.pid for p in d.processes or ())]
+    own = [d for d in devices if any(p.pid == process.pid for p in d.processes or ())]
     return own[0] if len(own) == 1 else None
 
 
-def _by_ras(snapshot: Snapshot, process: Process) -> Accelerator | None:
+def _by_ras(snapshot: Snapshot, devices: Sequence[Accelerator], process: Process) -> Accelerator | None:
     if len(process.nspids) > 1:  # in a container NCCL counts the devices of the container
         return None
     told = {
@@ -66,10 +70,10 @@ def _by_ras(snapshot: Snapshot, process: Process) -> Accelerator | None:
         for rank in communicator.ranks
         if rank.pid == process.pid and rank.nvml_device is not None
     }
-    return _at(snapshot.accelerators, told.pop()) if len(told) == 1 else None
+    return _at(devices, told.pop()) if len(told) == 1 else None
 
 
-def _by_rank(scene: Scene, process: Process) -> Accelerator | None:
+def _by_rank(scene: Scene, devices: Sequence[Accelerator], process: Process) -> Accelerator | None:
     if len(process.nspids) > 1:
         return None
     users = [m.pid for m in scene.workers] or [m.pid for m in scene.engines]
@@ -79,14 +83,14 @@ def _by_rank(scene: Scene, process: Process) -> Accelerator | None:
     visible = next((process.environ[n] for n in _VISIBLE if n in process.environ), None)
     visible = next((v for n in _VISIBLE if (v := scene.environ(n)) is not None), None) if visible is None else visible
     if visible is None:
-        return _at(scene.snapshot.accelerators, position)
+        return _at(devices, position)
     names = [name.strip() for name in visible.split(",") if name.strip()]
     if position >= len(names):
         return None
     name = names[position]
     if name.isdecimal():
-        return _at(scene.snapshot.accelerators, int(name))
-    return next((d for d in scene.snapshot.accelerators if d.uuid and d.uuid.startswith(name)), None)
+        return _at(devices, int(name))
+    return next((d for d in devices if d.uuid and d.uuid.startswith(name)), None)
 
 
 def _at(devices: Sequence[Accelerator], index: int) -> Accelerator | None:

@@ -65,14 +65,14 @@ def rank_views(case: Case) -> tuple[RankView, ...]:
     members = scene.workers or scene.engines
     found = [device_of(scene, scene.processes[m.pid]) for m in members]
     rows = [_row(case, m.pid, device, how) for m, (device, how) in zip(members, found, strict=True)]
-    taken = {device.index for device, _ in found if device is not None}
+    taken = [device for device, _ in found]
     rows = [
         msgspec.structs.replace(row, differs=(*words, *_apart(scene.snapshot, scene.processes[m.pid])))
         for row, words, m in zip(rows, outliers(rows), members, strict=True)
     ]
     for device in scene.snapshot.accelerators:
         ill = troubles(scene.snapshot, device)
-        if device.index not in taken and ill:
+        if device not in taken and ill:
             rows.append(_with_device(RankView(label=f"GPU {device.index}"), scene.snapshot, device, "no rank known"))
     return tuple(rows)
 

@@ -15,8 +15,6 @@ from vllmdiag.model.base import Missing
 from vllmdiag.model.gpu import Accelerator, Driver
 from vllmdiag.model.process import Process
 
-from . import amdgpu, nvml
-
 NVIDIA_PCI, AMD_PCI = "0x10de", "0x1002"
 _DISPLAY_CLASS = "0x03"  # VGA and 3D controllers
 _NVIDIA_DEVICE = re.compile(r"nvidia(\d+|ctl)")
@@ -45,17 +43,30 @@ class Backend(NamedTuple):
     """A probe that takes its times from the clock given, and files from below a root."""
 
 
+# A vendor's module is imported when its devices are here: every diagnosis would pay for it.
+
+
 def _nvidia_here(root: str) -> bool:
-    try:
-        return any(_NVIDIA_DEVICE.fullmatch(name) for name in os.listdir(os.path.join(root, "dev")))
-    except OSError:
-        return False
+    return any(_NVIDIA_DEVICE.fullmatch(name) for name in _names(os.path.join(root, "dev")))
 
 
-BACKENDS: tuple[Backend, ...] = (
-    Backend("nvidia", _nvidia_here, nvml.Nvml),
-    Backend("amd", lambda root: bool(amdgpu.cards(root)), amdgpu.AmdGpu),
-)
+def _nvidia(clock: Callable[[], float], root: str) -> Probe:
+    from .nvml import Nvml
+
+    return Nvml(clock, root)
+
+
+def _amd_here(root: str) -> bool:
+    return os.path.isdir(os.path.join(root, "sys", "module", "amdgpu"))
+
+
+def _amd(clock: Callable[[], float], root: str) -> Probe:
+    from .amdgpu import AmdGpu
+
+    return AmdGpu(clock, root)
+
+
+BACKENDS: tuple[Backend, ...] = (Backend("nvidia", _nvidia_here, _nvidia), Backend("amd", _amd_here, _amd))
 
 
 def present(root: str = "/") -> tuple[Backend, ...]:
@@ -84,20 +95,27 @@ def why_none(processes: Sequence[Process], root: str = "/") -> Missing:
     )
 
 
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
 def _cards(root: str) -> list[str]:
     """PCI addresses of display controllers of vendors we know."""
     base = os.path.join(root, "sys", "bus", "pci", "devices")
     found = []
-    try:
-        for address in sorted(os.listdir(base)):
-            vendor, kind = (_word(os.path.join(base, address, name)) for name in ("vendor", "class"))
-            if vendor in {NVIDIA_PCI, AMD_PCI} and kind.startswith(_DISPLAY_CLASS):
-                found.append(address)
-    except OSError:
-        return []
+    for address in _names(base):
+        vendor, kind = (_word(os.path.join(base, address, name)) for name in ("vendor", "class"))
+        if vendor in {NVIDIA_PCI, AMD_PCI} and kind.startswith(_DISPLAY_CLASS):
+            found.append(address)
     return found
 
 
 def _word(path: str) -> str:
-    with open(path, encoding="ascii", errors="replace") as file:
-        return file.read().strip()
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

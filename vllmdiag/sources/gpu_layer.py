@@ -18,7 +18,7 @@ from vllmdiag.model.snapshot import Snapshot, SourceCost
 from vllmdiag.model.sockets import Socket
 from vllmdiag.vllm.gpu import gpu, speaks_ras
 
-from . import accelerators, flight_recorder, nccl_ras
+from . import accelerators, nccl_ras
 
 _DEVICES_S = 5.0
 _AFTER_S = 4.0
@@ -161,6 +161,8 @@ class GpuLayer:
     # -- flight recorder ----------------------------------------------------------------------------------------------
 
     def _read_records(self) -> None:
+        from . import flight_recorder
+
         start = time.monotonic()
         self._records, holes = flight_recorder.records(self._processes, self._environments, self._root)
         self._missing += holes

@@ -23,7 +23,6 @@ from . import procfs
 from .helper import POLL_S
 from .netlink import inet_line
 from .netns import call_in_netns_of, netns_key
-from .ras_reports import from_json, from_text
 from .sockets import socket_fds
 
 MAX_BODY = 16 << 20
@@ -72,6 +71,8 @@ def ask(listener: Listener, deadline: float, stop: threading.Event | None = None
     Raises:
         RasError: there is no report.
     """
+    from .ras_reports import from_json, from_text  # most instances have nobody to ask, and need no parser
+
     start = time.monotonic()
     try:
         with _connect(listener, min(deadline, start + _HELLO_S)) as link:

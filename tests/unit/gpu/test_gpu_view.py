@@ -152,6 +152,17 @@ def test_a_process_without_a_device_open_has_none() -> None:
     assert device_of(scene, scene.processes[WORKER0]) == (None, "")
 
 
+def test_a_device_of_another_vendor_is_not_taken_for_the_one_with_the_same_number() -> None:
+    other = device(0, vendor="amd", minor=None)
+    seen = snapshot(tp=1, accelerators=(other, device(0)))
+    assert [(row.device, row.device_known_by) for row in layer(seen).ranks] == [
+        (0, "its rank among the visible devices")
+    ]
+    scene = scene_of(with_worker(seen, 0, device_files=("/dev/kfd", "/dev/dri/renderD128")))
+    assert scene is not None
+    assert device_of(scene, scene.processes[WORKER0])[0] == other
+
+
 # -- a kernel that waits ----------------------------------------------------------------------------------------------
 
 

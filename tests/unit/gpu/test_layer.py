@@ -268,6 +268,7 @@ def amd(tmp_path: Path) -> Path:
         }
         for name, value in files.items():
             (device / name).write_text(f"{value}\n")
+        (tmp_path / "sys" / "module" / "amdgpu").mkdir(parents=True, exist_ok=True)
         drm = tmp_path / "sys" / "class" / "drm"
         for name in (f"card{number}", f"card{number}-DP-1"):
             (drm / name).mkdir(parents=True)
