@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,10 +63,24 @@ def test_a_server_that_cannot_be_is_refused() -> None:
         Lab(Shape(tp=3, nodes=2))
 
 
+def test_a_temporary_directory_with_too_long_a_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "x" * 60)
+    with pytest.raises(LabError, match="too long") as caught:
+        Lab(Shape())
+    assert "TMPDIR" in caught.value.next
+
+
 def test_a_server_that_ends_while_it_starts_is_told_with_its_log() -> None:
     with pytest.raises(LabError, match="in vain") as caught, Lab(Shape(env=(("VLLMDIAG_LAB_HWM", "many"),))) as lab:
         lab.wait_ready()
     assert "many" in caught.value.why
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A directory whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="lab") as path:
+        yield Path(path)
 
 
 @contextmanager
@@ -90,18 +105,18 @@ def held(pgid: int) -> set[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_lab_and_nothing_is_left(number: signal.Signals, tmp_path: Path) -> None:
-    with up(tmp_path) as (started, root):
+def test_a_signal_ends_a_lab_and_nothing_is_left(number: signal.Signals, short_tmp: Path) -> None:
+    with up(short_tmp) as (started, root):
         segments = held(root)
         started.send_signal(number)
         assert started.wait(30) == 130
     assert living(root) == []
     assert left(segments) == set()
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_tmp.iterdir()) == []
 
 
-def test_kill_9_leaves_no_process_and_the_next_lab_says_what_it_left(tmp_path: Path) -> None:
-    with up(tmp_path) as (started, root):
+def test_kill_9_leaves_no_process_and_the_next_lab_says_what_it_left(short_tmp: Path) -> None:
+    with up(short_tmp) as (started, root):
         segments = held(root)
         started.kill()
         started.wait()
@@ -111,14 +126,14 @@ def test_kill_9_leaves_no_process_and_the_next_lab_says_what_it_left(tmp_path: P
             time.sleep(0.02)
     try:
         assert len(left(segments)) == 4
-        env = {**os.environ, "TMPDIR": str(tmp_path)}
+        env = {**os.environ, "TMPDIR": str(short_tmp)}
         after = subprocess.run(
             [*COMMAND, "run", "idle", "--window", "1"], env=env, capture_output=True, text=True, check=False
         )
         assert "a lab was killed before" in after.stderr
         assert "vllmdiag shm clean" in after.stderr
         assert all(name in after.stderr for name in segments)
-        assert list(tmp_path.iterdir()) == []
+        assert list(short_tmp.iterdir()) == []
     finally:
         for name in left(segments):
             (Path("/dev/shm") / name).unlink()

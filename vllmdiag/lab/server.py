@@ -24,6 +24,8 @@ from vllmdiag.model.errors import VllmdiagError
 from . import client, lifeline, procs, switches
 
 PREFIX = "vllmdiag-lab-"
+_LONGEST_TMP = 107 - len(f"/{PREFIX}4194304-12345678/ipc/12345678-1234-1234-1234-123456789012")
+"""A socket's path has at most 107 characters (unix(7))."""
 _START_S = 60.0
 _STOP_S = 3.0
 _POLL_S = 0.02
@@ -76,6 +78,12 @@ class Lab:
         if problem := shape.problem():
             raise LabError("the lab cannot play this server", why=problem, next="vllmdiag lab up --help")
         self.shape = shape
+        if len(tempfile.gettempdir()) > _LONGEST_TMP:
+            raise LabError(
+                "the temporary directory has too long a path for sockets in it",
+                why=f"{tempfile.gettempdir()} has more than {_LONGEST_TMP} characters",
+                next="TMPDIR=/tmp vllmdiag lab ...",
+            )
         self.work = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self._lifeline = lifeline.hold(self.work)
         self.port, self._master_port = _free_ports(2)
