@@ -10,8 +10,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Peer:
 
     def __init__(self, kind: Kind, **job: Any) -> None:
         pipe = subprocess.PIPE
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": job["directory"]}
         command = [kind.python, str(PEER), kind.which]
         self.process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         self.say(job)
@@ -75,11 +76,15 @@ def peer(kind: Kind, **job: Any) -> Iterator[Peer]:
 
 def exchange(writer: Kind, reader: Kind, version: str) -> tuple[list[str], list[list[str]]]:
     """What the writer sent and what each reader got."""
-    with peer(writer, version=version, write=[LOCAL + REMOTE, LOCAL]) as writing:
+    with ExitStack() as stack:
+        # vLLM leaves the files of its sockets behind
+        common = {"version": version, "directory": stack.enter_context(tempfile.TemporaryDirectory())}
+        writing = stack.enter_context(peer(writer, write=[LOCAL + REMOTE, LOCAL], **common))
         handle = writing.answer()
-        local = [peer(reader, version=version, read=handle, rank=rank) for rank in range(LOCAL + REMOTE)]
-        with local[0] as first, local[1] as second, local[2] as third:
-            got = [reading.answer() for reading in (first, second, third)]
+        reading = [
+            stack.enter_context(peer(reader, read=handle, rank=rank, **common)) for rank in range(LOCAL + REMOTE)
+        ]
+        got = [each.answer() for each in reading]
         writing.say("done")
         return writing.answer(), got
 

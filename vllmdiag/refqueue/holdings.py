@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
+import uuid
 
 import zmq
 
@@ -22,6 +25,7 @@ class Holdings:
         self.ring = ring
         self._context: zmq.Context[Socket] = zmq.Context()
         self._sockets: list[Socket] = []
+        self._files: list[str] = []
         self._pid = os.getpid()
 
     def socket(self, kind: int, *, linger_ms: int = 0) -> Socket:
@@ -31,6 +35,12 @@ class Holdings:
         self._sockets.append(socket)
         return socket
 
+    def ipc_address(self) -> str:
+        """A new ``ipc://`` address to bind to. zmq leaves its file behind; `close` removes it."""
+        path = f"{tempfile.gettempdir()}/{uuid.uuid4()}"
+        self._files.append(path)
+        return f"ipc://{path}"
+
     def close(self) -> None:
         """Let go of all. In a forked child nothing happens: it inherited the object, but these are not its own."""
         if os.getpid() != self._pid:
@@ -38,5 +48,8 @@ class Holdings:
         for socket in self._sockets:
             socket.close()
         self._context.term()
+        for path in self._files:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
         if self.ring is not None:
             self.ring.close()

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import tempfile
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +50,7 @@ class Writer:
     def __init__(
         self, geometry: Geometry | None, ranks: tuple[int, ...], n_remote: int, connect_ip: str, dialect: Dialect
     ) -> None:
-        remote_ip = ipaddress.ip_address(connect_ip) if n_remote else None
+        remote_ip = _ip(connect_ip) if n_remote else None
         self.shutting_down = False
         self._dialect = dialect
         self._framing: Framing = Counted() if dialect.counted else Bare()
@@ -66,8 +64,8 @@ class Writer:
 
     def _open(self, ranks: tuple[int, ...], n_remote: int, remote_ip: IpAddress | None) -> None:
         ring = self.holdings.ring
-        local_addr = _ipc_address() if ring else None
-        notify_addr = _ipc_address() if ring and self._dialect.pings else None
+        local_addr = self.holdings.ipc_address() if ring else None
+        notify_addr = self.holdings.ipc_address() if ring and self._dialect.pings else None
         self._local = self._publisher(local_addr) if local_addr else None
         self.pinger = None
         if ring and notify_addr:
@@ -165,5 +163,10 @@ def checked_shape(n_reader: int, n_local_reader: int, local_reader_ranks: Sequen
     return ranks
 
 
-def _ipc_address() -> str:
-    return f"ipc://{tempfile.gettempdir()}/{uuid.uuid4()}"
+def _ip(text: str) -> IpAddress:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError as error:
+        raise QueueArgumentError(
+            f"{text!r} is no address of this machine", next="give an IPv4 or IPv6 address"
+        ) from error

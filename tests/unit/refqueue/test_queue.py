@@ -434,6 +434,7 @@ def test_a_reader_that_is_not_foreseen_cannot_attach(rank: int) -> None:
     [
         {"n_reader": 0, "n_local_reader": 0},
         {"n_reader": 1, "n_local_reader": 2},
+        {"n_reader": 1, "n_local_reader": 0, "connect_ip": "localhost"},
         {"n_reader": 2, "n_local_reader": 2, "local_reader_ranks": [1]},
         {"n_reader": 2, "n_local_reader": 2, "local_reader_ranks": [1, 1]},
         {"n_reader": 1, "n_local_reader": 1, "max_chunks": 0},

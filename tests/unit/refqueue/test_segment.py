@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing import shared_memory
 from pathlib import Path
 
 import pytest
+import zmq
 
 from vllmdiag.model.ring import Geometry
 from vllmdiag.refqueue import MessageQueue, errors, fence, segment
@@ -22,6 +24,7 @@ GEOMETRY = Geometry(chunks=3, chunk_bytes=64, n_readers=2)
 
 ATTACH = """
 import sys
+import tempfile
 from vllmdiag.refqueue.segment import Segment
 held = Segment.attach(sys.argv[1], int(sys.argv[2]))
 held.data[0] = 42
@@ -30,6 +33,7 @@ print("attached", flush=True)
 
 CREATE = """
 import sys
+import tempfile
 from vllmdiag.refqueue import MessageQueue
 queue = MessageQueue(1, 1, max_chunk_bytes=64)
 print(queue.ring.name, flush=True)
@@ -41,10 +45,12 @@ def exists(name: str) -> bool:
     return Path("/dev/shm", name).exists()
 
 
-def python(code: str, *args: str) -> subprocess.Popen[str]:
+def python(code: str, *args: str, **env: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", code, *args]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **env}, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 @pytest.fixture
@@ -84,19 +90,31 @@ def test_spawned_readers_do_not_break_the_tracker_they_share(tmp_path: Path) -> 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_creator_removes_the_segment_and_twice_does_no_harm() -> None:
+def test_the_creator_removes_the_segment_and_its_sockets_and_twice_does_no_harm() -> None:
     queue = MessageQueue(1, 1)
-    assert queue.ring is not None
-    name = queue.ring.name
-    assert exists(name)
+    handle = queue.export_handle()
+    assert handle.buffer_handle is not None
+    addresses = (handle.local_subscribe_addr, handle.local_notify_addr)
+    files = [Path("/dev/shm", handle.buffer_handle[3]), *(Path(str(a).removeprefix("ipc://")) for a in addresses)]
+    assert [file.exists() for file in files] == [True] * 3
     queue.close()
     queue.close()
-    assert not exists(name)
+    assert [file.exists() for file in files] == [False] * 3
+
+
+def test_a_queue_that_cannot_be_set_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mapped = Path("/proc/self/maps").read_text().count("/dev/shm/psm_")
+    with pytest.raises(zmq.ZMQError):
+        MessageQueue(2, 1, connect_ip="192.0.2.1")  # nobody's address
+    assert list(tmp_path.iterdir()) == []
+    assert Path("/proc/self/maps").read_text().count("/dev/shm/psm_") == mapped
 
 
 @pytest.mark.parametrize("end", [lambda p: p.stdin.close(), lambda p: p.kill()], ids=["exit", "kill -9"])
 def test_however_the_creator_ends_the_segment_goes(end: Callable[[subprocess.Popen[str]], None]) -> None:
-    with python(CREATE) as creator:
+    # A killed creator leaves the files of its sockets, as vLLM's does. (Their paths may not be as long as tmp_path.)
+    with tempfile.TemporaryDirectory() as directory, python(CREATE, TMPDIR=directory) as creator:
         assert creator.stdout is not None
         assert creator.stderr is not None
         name = creator.stdout.readline().strip()

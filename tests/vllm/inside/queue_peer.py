@@ -15,6 +15,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 import time
 import types
 import uuid
@@ -85,7 +86,7 @@ def _stub_everything() -> None:
     functions = {
         "get_ip": lambda: "127.0.0.1",
         "get_open_port": _free_port,
-        "get_open_zmq_ipc_path": lambda: f"ipc:///tmp/{uuid.uuid4()}",
+        "get_open_zmq_ipc_path": lambda: f"ipc://{tempfile.gettempdir()}/{uuid.uuid4()}",
         "get_open_zmq_inproc_path": lambda: f"inproc://{uuid.uuid4()}",
         "is_valid_ipv6_address": lambda _: False,
     }
