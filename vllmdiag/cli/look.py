@@ -73,7 +73,7 @@ def _prepare() -> None:
 def _window_s(common: Common, depth: str) -> float:
     if common.window_s is not None:
         return common.window_s
-    return 3.0 if depth == "diagnose" else 1.0
+    return 3.0 if depth in {"diagnose", "gpu"} else 1.0
 
 
 def instance_view(common: Common, depth: str, probe_zmq: bool = False) -> InstanceView:

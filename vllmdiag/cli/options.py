@@ -66,7 +66,7 @@ def _common_options(
     window: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", help="How long to watch for motion: 3 for diagnose, 1 for one layer.", min=0.2, max=600.0
+            metavar="SECONDS", help="How long to watch for motion: 3 for diagnose and gpu, else 1.", min=0.2, max=600.0
         ),
     ] = None,
     format: Annotated[Format, typer.Option("--format", "-f", help="Form of the product.")] = Format.TEXT,
