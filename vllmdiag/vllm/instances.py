@@ -8,7 +8,7 @@ order of start says its rank (the executor starts workers in rank order: vllm/v1
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -16,6 +16,7 @@ import msgspec
 from vllmdiag.model.base import Fact, Missing
 from vllmdiag.model.process import Process
 
+from .rank_order import ranks_of, unsaid_numbers
 from .serve_options import ServeOptions
 from .titles import Identity, identify
 
@@ -226,11 +227,8 @@ def _member(
             has_engine = _has(below, "EngineCore") or _grandchildren_start(process, identities, children)
             role, known_by, label = ("Driver" if has_engine else "EngineCore"), "position", ""
             label, untitled = role, False
-    elif role == "APIServer" and known is not None and known.known_by != "title":
-        # A forked child still shows its parent's command line.
-        role, known_by, label, untitled = "Child", "position", "", True
-    elif parent is not None and known is not None and (role, label) == (parent.role, parent.label):
-        # A child of fork or vfork that has not executed anything, or not set its own title, yet.
+    elif (role == "APIServer" and known_by != "title") or (known and (role, label) == (parent.role, parent.label)):
+        # A child of fork or vfork still shows its parent's command line or title.
         role, known_by, label, untitled = "Child", "position", "", True
     if role == "Child" and parent is not None:
         role, label = _part_of_child(parent, below, options)
@@ -285,45 +283,25 @@ def _part_of_child(parent: Member, below: Sequence[Identity | None], options: Se
 
 
 def _ranked(members: list[Member], by_pid: dict[int, Process], options: ServeOptions | None) -> list[Member]:
-    """Give each worker without ranks its own: by the order of start, or because only its place is left.
-
-    A dead one shows nothing but its comm, which is cut before the rank. Its place in the order tells only where all are
-    there; where some are gone already, it is the rank that nobody else has, if there is one such.
-    """
+    """Give each worker without ranks its own, where they can be told."""
     tp = options.tensor_parallel_size if options is not None else 0
     pp = options.pipeline_parallel_size if options is not None else 0
     local = options.world_size // options.nnodes if options is not None else 0
     result = list(members)
     for engine_pid in {m.engine_pid for m in members if m.role == "Worker"}:
         places = [i for i, m in enumerate(result) if m.role == "Worker" and m.engine_pid == engine_pid]
-        ordered = sorted(places, key=lambda i: (by_pid[result[i].pid].starttime, result[i].pid))
-        unranked = [i for i in ordered if not result[i].ranks]
-        if not unranked or (len(ordered) < 2 and tp * pp <= 1):
+        places.sort(key=lambda i: (by_pid[result[i].pid].starttime, result[i].pid))
+        if len(places) < 2 and tp * pp <= 1:
             continue
-        first = _first_local_rank(options, len(ordered))
-        taken = {_number(result[i].ranks, tp) for i in ordered}
-        free = [rank for rank in range(first, first + local) if rank not in taken]
-        if len(free) == len(unranked):
-            numbers = dict(zip(unranked, free, strict=True))
-        elif local and any(result[i].known_by == "comm" for i in unranked):
-            continue
-        else:
-            numbers = dict(zip(ordered, range(first, first + len(ordered)), strict=True))
-        for place in unranked:
-            ranks = _ranks(numbers[place], tp, pp)
+        said = [result[i].ranks for i in places]
+        dead = [result[i].known_by == "comm" for i in places]
+        first = _first_local_rank(options, len(places))
+        for n, number in unsaid_numbers(said, dead, first=first, local=local, tp=tp).items():
+            ranks = ranks_of(number, tp, pp)
             name = "Worker_" + "_".join(f"{k.upper()}{v}" for k, v in ranks.items())
-            result[place] = msgspec.structs.replace(result[place], ranks=ranks, label=name, known_by="order of start")
+            member = result[places[n]]
+            result[places[n]] = msgspec.structs.replace(member, ranks=ranks, label=name, known_by="order of start")
     return result
-
-
-def _ranks(number: int, tp: int, pp: int) -> dict[str, int]:
-    if pp <= 1 or tp <= 0:
-        return {"tp": number}
-    return {"pp": number} if tp == 1 else {"pp": number // tp, "tp": number % tp}
-
-
-def _number(ranks: dict[str, int], tp: int) -> int | None:
-    return ranks.get("pp", 0) * max(tp, 1) + ranks.get("tp", 0) if ranks else None
 
 
 def _first_local_rank(options: ServeOptions | None, n_local: int) -> int:
@@ -388,9 +366,7 @@ def _merge(group: list[Instance], by_pid: dict[int, Process]) -> Instance:
 
 def _label(instance: Instance) -> Instance:
     """Make labels unique: twins of two engines are told apart by the engine they belong to."""
-    counts: dict[str, int] = defaultdict(int)
-    for member in instance.members:
-        counts[member.label] += 1
+    counts = Counter(member.label for member in instance.members)
     engine_label = {m.pid: m.label for m in instance.of("EngineCore")}
     engine_dp = {m.pid: m.ranks["dp"] for m in instance.of("EngineCore") if "dp" in m.ranks}
     members = []
