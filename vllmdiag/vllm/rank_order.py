@@ -1,8 +1,8 @@
 """The ranks of workers that do not say them: by the order of start, or because only their place is left.
 
 The executor starts workers in rank order (vllm/v1/executor/multiproc_executor.py). A dead worker shows nothing but its
-comm, which is cut before the rank: its place in the order tells only where all are there; where some are gone already, it
-is the rank that nobody else has, if there is one such.
+comm, which is cut before the rank: its place in the order tells only where all are there; where some are gone already,
+it is the rank that nobody else has, if there is one such.
 """
 
 from __future__ import annotations
