@@ -17,6 +17,7 @@ import pytest
 
 from vllmdiag.lab import procs
 from vllmdiag.lab.server import Lab, LabError, Shape
+from vllmdiag.model.errors import UsageError
 
 COMMAND = [sys.executable, "-m", "vllmdiag", "lab"]
 
@@ -59,13 +60,13 @@ def test_every_shape_serves_and_leaves_nothing(shape: Shape, processes: int) -> 
 
 
 def test_a_server_that_cannot_be_is_refused() -> None:
-    with pytest.raises(LabError, match="cannot play"):
+    with pytest.raises(UsageError, match="cannot play"):
         Lab(Shape(tp=3, nodes=2))
 
 
 def test_a_temporary_directory_with_too_long_a_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "x" * 60)
-    with pytest.raises(LabError, match="too long") as caught:
+    with pytest.raises(UsageError, match="too long") as caught:
         Lab(Shape())
     assert "TMPDIR" in caught.value.next
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import vllmdiag
-from vllmdiag.model.errors import VllmdiagError
+from vllmdiag.model.errors import ExitCode, UsageError, VllmdiagError
 
 from . import client, lifeline, procs, switches
 
@@ -37,6 +37,8 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 class LabError(VllmdiagError):
     """A lab did not start, or a fault could not be put in place."""
+
+    exit_code = ExitCode.TIMED_OUT
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,15 @@ class Lab:
         shape: what to start.
 
     Raises:
-        LabError: no such server, or it ended while it started.
+        UsageError: there is no such server, or no room for its sockets.
     """
 
     def __init__(self, shape: Shape) -> None:
         if problem := shape.problem():
-            raise LabError("the lab cannot play this server", why=problem, next="vllmdiag lab up --help")
+            raise UsageError("the lab cannot play this server", why=problem, next="vllmdiag lab up --help")
         self.shape = shape
         if len(tempfile.gettempdir()) > _LONGEST_TMP:
-            raise LabError(
+            raise UsageError(
                 "the temporary directory has too long a path for sockets in it",
                 why=f"{tempfile.gettempdir()} has more than {_LONGEST_TMP} characters",
                 next="TMPDIR=/tmp vllmdiag lab ...",
