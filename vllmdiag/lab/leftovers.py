@@ -10,7 +10,7 @@ from pathlib import Path
 from vllmdiag.sources import observe, proc, shm
 from vllmdiag.vllm.layouts import classify_file
 
-from . import lifeline
+from . import lifeline, procs
 from .server import PREFIX
 
 
@@ -20,7 +20,7 @@ def clear_up() -> str:
     Returns:
         What was found, in words, with the command that removes shared memory; empty where nothing was.
     """
-    dead = [path for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*") if not lifeline.held(path)]
+    dead = [path for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*") if not _lives(path)]
     for path in dead:
         shutil.rmtree(path, ignore_errors=True)
     if not dead:
@@ -31,6 +31,12 @@ def clear_up() -> str:
         words += f"; no process that can be seen holds these in /dev/shm: {', '.join(segments)}"
         words += " (vllmdiag shm clean removes those that provably nobody holds)"
     return words
+
+
+def _lives(work: Path) -> bool:
+    """Whether the lab of a directory runs. It has no lifeline yet, or no more, for a moment at its start and its end."""
+    pid = work.name.removeprefix(PREFIX).partition("-")[0]
+    return procs.read(int(pid)) is not None or lifeline.held(work)
 
 
 def _left_in_shm() -> list[str]:

@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from vllmdiag.lab import lifeline, procs
+from vllmdiag.lab.leftovers import clear_up
+from vllmdiag.lab.server import PREFIX
 
 MEMBER = """
 import os, signal, sys
@@ -82,3 +85,18 @@ def test_the_miniature_does_not_run_without_a_lab(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv(lifeline.ENV, raising=False)
     with pytest.raises(SystemExit, match="lab up"):
         lifeline.hang_on()
+
+
+def test_only_the_directory_of_a_lab_that_has_ended_is_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    starting = tmp_path / f"{PREFIX}{os.getpid()}-aaaaaaaa"
+    over = tmp_path / f"{PREFIX}{ended.pid}-bbbbbbbb"
+    for path in (starting, over):
+        path.mkdir()
+    assert str(over) in clear_up()
+    assert list(tmp_path.iterdir()) == [starting]
+    assert clear_up() == ""
