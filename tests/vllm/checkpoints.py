@@ -87,7 +87,7 @@ def throttling_works() -> bool:
 
 @contextmanager
 def slow_disk(files: list[Path], bytes_per_s: int, name: str) -> Iterator[Path]:
-    """A group (yields its cgroup.procs) that reads from the disk so slowly; the files are dropped from the page cache."""
+    """A group (yields its cgroup.procs) that reads the disk so slowly; the files leave the page cache."""
     group = _BLKIO / name
     group.mkdir()
     try:

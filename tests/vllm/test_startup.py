@@ -98,7 +98,7 @@ FREEZES = [
 ]
 
 
-@pytest.mark.parametrize(("role", "function", "stage"), FREEZES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("role", "function", "stage"), FREEZES, ids=str)
 def test_a_process_stopped_at_a_stage_is_named_with_its_stage(
     launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path, role: str, function: str, stage: str
 ) -> None:

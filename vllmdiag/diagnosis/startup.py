@@ -16,6 +16,8 @@ from .progress import progress_words
 
 _SERVERS = ("APIServer", "Launcher", "Driver")
 _WORKERS = ("Worker", "RayWorker")
+_TELLING = ("", "collective", "lock", "gpu_wait", "busy", "download")
+"""States whose words say more than the stage does."""
 _ASIDE = ("Helper", "ResourceTracker")
 _DEPTH = {"Worker": 0, "RayWorker": 0, "EngineCore": 1, "Child": 2, "DPCoordinator": 3}
 
@@ -112,7 +114,7 @@ def line_of(case: Case, standing: Standing) -> str:
     words = standing.words
     if case.halted(standing.pid):
         return f"{standing.member.label} (pid {standing.pid}) is {act.doing}; stage: {words}"
-    detail = act.doing if act.seen and act.doing not in words and act.state != "idle" else ""
+    detail = act.doing if act.seen and act.state in _TELLING and act.doing not in words else ""
     tail = ", ".join(standing.motion) if standing.motion else "" if standing.ready else "does not move"
     return f"{standing.member.label} (pid {standing.pid}): " + "; ".join(w for w in (words, detail, tail) if w)
 

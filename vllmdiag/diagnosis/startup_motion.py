@@ -44,11 +44,17 @@ def _words(scene: Scene, acts: Mapping[int, Activity], member: Member, window_s:
         yield "pages come in"
     if not waits and act.main is not None and len(act.main.stacks) > 1 and not act.main.still:
         yield "its stack changes"
-    if not waits and cpu < _CPU and any(s.state == "R" for s in process.samples):
-        yield "runnable"
+    if not waits and cpu < _CPU and _starved(process):
+        yield "runnable, and short of CPU"
     if process.age_s is not None and process.age_s < window:
         yield "just started"
     yield from _helpers_at_work(scene, member, window)
+
+
+def _starved(process: Process) -> bool:
+    """Runnable in most looks: it would go on if the machine let it. One that polls is seen so now and then."""
+    looks = [s.state for s in process.samples if s.state]
+    return len(looks) >= 2 and sum(state == "R" for state in looks) * 2 > len(looks)
 
 
 def _grew(process: Process, field: str) -> int | None:

@@ -1,6 +1,6 @@
-"""Interfaces, addresses and routes as a process sees them, from /proc/PID/net, which everybody may read.
+"""Interfaces, addresses and routes as a process sees them, from /proc/PID/net (readable to all).
 
-The tables are those of the network namespace of the process. Formats: proc(5), net/ipv4/fib_trie.c, net/ipv6/addrconf.c.
+The tables are those of the network namespace of the process. Formats: proc(5), fib_trie.c, addrconf.c.
 """
 
 from __future__ import annotations

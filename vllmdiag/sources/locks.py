@@ -24,7 +24,7 @@ from .fds import read_links
 from .proc import parse_stat
 
 _ROW = re.compile(
-    r"^(?P<id>\d+): (?P<blocked>-> )*(?P<kind>\w+)\s+\S+\s+\S+ (?P<pid>-?\d+) [0-9a-f]+:[0-9a-f]+:(?P<ino>\d+) "
+    r"^(?P<id>\d+): (?P<blocked>-> )*(?P<kind>\w+)\s+\S+\s+\S+\s+(?P<pid>-?\d+) [0-9a-f]+:[0-9a-f]+:(?P<ino>\d+) "
 )
 _MAX_BATONS = 200
 
@@ -175,7 +175,8 @@ def _open_by(inodes: set[int], root: str) -> tuple[dict[int, int], bool]:
         try:
             links = read_links(pid, root)
         except OSError as error:
-            complete &= error.errno in procfs.GONE
+            # The first process of all is no builder, and often hidden even from root in a container.
+            complete &= error.errno in procfs.GONE or pid == 1
             continue
         for fd, link in links:
             if link.endswith("/lock"):

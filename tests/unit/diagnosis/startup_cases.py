@@ -237,7 +237,7 @@ def imports_from_a_disk(server: Server) -> None:
     server.processes = {ENGINE: {"import_filesystem": "ext4"}}
 
 
-FAULTS: list[tuple[str, Scenario, str | None, str]] = [
+FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("handshake-incomplete", says_hello_to_nobody, "EngineCore", "critical"),
     ("startup-barrier", at_the_store, "Worker_TP0", "critical"),
     ("startup-phase-stuck", loads_nothing, "Worker_TP0", "critical"),

@@ -1,0 +1,115 @@
+"""Ports that strangers hold, weights that are mapped, file systems, and known lines at the end of a log."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllmdiag.model.process import Process
+from vllmdiag.sources.logs import TAIL_BYTES, log_lines
+from vllmdiag.sources.mounts import filesystem_of, parse_mounts
+from vllmdiag.sources.ports import taken_ports
+from vllmdiag.sources.weights import with_checkpoint
+from vllmdiag.vllm.ports import wanted
+from vllmdiag.vllm.serve_options import ServeOptions
+
+SLEEP = "import sys; print('up',flush=True); sys.stdin.read()"
+MAPS = (
+    "import mmap,sys; f=open({path!r},'rb'); m=mmap.mmap(f.fileno(),0,access=mmap.ACCESS_READ); f.close();"
+    "print('mapped',flush=True); sys.stdin.read()"
+)
+WRITES = "import sys; print('up',flush=True); sys.stdin.read()"
+
+
+def test_a_stranger_on_a_wanted_port_is_named(children: Any) -> None:
+    pid, _ = children.python(SLEEP)
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        (taken,) = taken_ports({"HTTP": port}, None, [Process(pid=pid)])
+        assert (taken.port, taken.purpose, taken.address) == (port, "HTTP", "127.0.0.1")
+        assert os.getpid() in taken.pids
+        assert taken.name
+        assert taken_ports({"HTTP": port}, None, [Process(pid=os.getpid())]) == ()
+
+
+@pytest.mark.parametrize(("theirs", "ours", "collides"), [
+    ("127.0.0.1", "127.0.0.1", True),
+    ("127.0.0.1", "0.0.0.0", True),
+    ("127.0.0.1", "127.0.0.2", False),
+    ("0.0.0.0", "127.0.0.1", True),
+    ("127.0.0.1", "a.name", True),
+])  # fmt: skip
+def test_listeners_on_different_addresses_do_not_collide(children: Any, theirs: str, ours: str, collides: bool) -> None:
+    pid, _ = children.python(SLEEP)
+    with socket.create_server((theirs, 0)) as stranger:
+        found = taken_ports({"HTTP": stranger.getsockname()[1]}, ours, [Process(pid=pid)])
+    assert bool(found) is collides
+
+
+def test_only_ports_that_are_bound_here_and_fixed_are_wanted() -> None:
+    assert wanted(ServeOptions(port=8000), {}) == {"HTTP": 8000}
+    head = ServeOptions(nnodes=2, master_port=29501, data_parallel_size=2, data_parallel_size_local=1)
+    assert wanted(head, {"VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}) == {
+        "HTTP": 8000, "master": 29501, "NIXL side channel": 5600,
+    }  # fmt: skip
+    assert wanted(ServeOptions(nnodes=2, node_rank=1, headless=True, master_port=29501), {}) == {}
+    assert wanted(ServeOptions(uds="/x"), {}) == {}
+
+
+def test_mapped_weights_show_how_far_the_loading_is(children: Any, tmp_path: Path) -> None:
+    for number, size in enumerate((1000, 5000, 3000), start=1):
+        (tmp_path / f"model-0000{number}-of-00003.safetensors").write_bytes(bytes(size))
+    (tmp_path / "consolidated.safetensors.index.json").write_text("{}")
+    pid, _ = children.python(MAPS.format(path=str(tmp_path / "model-00002-of-00003.safetensors")))
+    seen = with_checkpoint(Process(pid=pid)).checkpoint
+    assert seen is not None
+    assert (seen.files, seen.bytes, seen.before, seen.size) == (3, 9000, 1000, 5000)
+    assert seen.path.endswith("model-00002-of-00003.safetensors")
+    assert seen.filesystem == filesystem_of(pid, str(tmp_path))
+
+
+def test_a_process_without_weights_has_no_checkpoint(children: Any) -> None:
+    pid, _ = children.python(SLEEP)
+    assert with_checkpoint(Process(pid=pid)).checkpoint is None
+    assert with_checkpoint(Process(pid=2**22 + 1)).checkpoint is None
+
+
+def test_the_file_system_of_a_path_is_that_of_its_nearest_mount() -> None:
+    assert filesystem_of(os.getpid(), "/proc/self") == "proc"
+    assert filesystem_of(2**22 + 1, "/") == ""
+    assert parse_mounts("srv:/a /data\\040x nfs4 rw 0 0\nbroken\n") == [("/data x", "nfs4")]
+
+
+@given(st.text())
+def test_any_mount_table_is_read_without_an_error(text: str) -> None:
+    assert isinstance(parse_mounts(text), list)
+
+
+def test_known_lines_of_a_log_are_kept_and_nothing_else(children: Any, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    known = "(EngineCore pid=7) ERROR EngineCore failed to start."
+    shards = "Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01]"
+    with log.open("w") as out:
+        pid, _ = _writer(children, out)
+        out.write("a" * TAIL_BYTES + f"\n{known}\nThe secret prompt of a user\n{shards}\rnothing\n")
+        out.flush()
+        lines = log_lines([Process(pid=pid)])
+    assert [line.text for line in lines] == [known, shards]
+    assert {(line.file, line.number) for line in lines} == {(str(log), 0)}
+
+
+def _writer(children: Any, out: Any) -> tuple[int, str]:
+    """A process whose stderr is the log; its stdout tells us that it is up."""
+    found: tuple[int, str] = children.python(WRITES, stderr=out)
+    return found
+
+
+def test_a_log_that_is_a_pipe_is_not_read(children: Any) -> None:
+    pid, _ = children.python(SLEEP)
+    assert log_lines([Process(pid=pid)]) == ()
