@@ -34,7 +34,7 @@ def clear_up() -> str:
 
 
 def _lives(work: Path) -> bool:
-    """Whether the lab of a directory runs. It has no lifeline yet, or no more, for a moment at its start and its end."""
+    """Whether the lab of a directory runs. At its start and its end it has no lifeline for a moment."""
     pid = work.name.removeprefix(PREFIX).partition("-")[0]
     return procs.read(int(pid)) is not None or lifeline.held(work)
 
