@@ -264,22 +264,11 @@ def _count(n: int, one: str, many: str = "") -> str:
 
 
 def missing_of(snapshot: Snapshot) -> tuple[Missing, ...]:
-    """What could not be observed, once each; the same hole of several processes is one line."""
+    """What could not be observed of the instance, each hole once."""
     mine = set(snapshot.target_pids)
     holes = [*snapshot.missing, *(h for p in snapshot.processes if p.pid in mine for h in p.missing)]
     holes += [h for s in snapshot.segments for h in s.missing]
-    by_reason: dict[tuple[str, str], list[Missing]] = {}
-    for hole in holes:
-        by_reason.setdefault((hole.why, hole.next), []).append(hole)
-    return tuple(
-        group[0] if len(group) == 1 else msgspec.structs.replace(group[0], what=_listed([h.what for h in group]))
-        for group in by_reason.values()
-    )
-
-
-def _listed(names: list[str]) -> str:
-    names = list(dict.fromkeys(names))
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+    return tuple(dict.fromkeys(holes))
 
 
 def _target(scene: Scene) -> Target:

@@ -10,6 +10,9 @@ from vllmdiag.model.view import InstanceView
 from .page import Page, Span
 from .words import duration, fold_labels
 
+_MOST_HOLES = 6
+"""More names than this are counted, not listed, unless asked for (-v); JSON has them all."""
+
 
 def headline(page: Page, view: InstanceView) -> None:
     """One line that says which instance this is and how long it was watched."""
@@ -36,6 +39,9 @@ def could_not_observe(page: Page, missing: Iterable[Missing]) -> None:
         return
     page.section("could not observe")
     for (why, after), whats in groups.items():
-        page.line(Span("? ", "warn"), f"{fold_labels(dict.fromkeys(whats))}: {why}", indent=2, hang=4)
+        names = list(dict.fromkeys(whats))
+        shown = names if page.style.verbose or len(names) <= _MOST_HOLES else names[: _MOST_HOLES - 1]
+        more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+        page.line(Span("? ", "warn"), f"{fold_labels(shown)}{more}: {why}", indent=2, hang=4)
         if after:
             page.line(Span("next  ", "dim"), Span(after, whole=True), indent=4, hang=10)
