@@ -131,13 +131,15 @@ def _stage(case: Case, member: Member) -> Stage | None:
 
 def start_method_words(case: Case) -> list[str]:
     """How the children were started (fork or spawn), how that is known, and why vLLM chose it, where its log says."""
-    words = []
+    by_method: dict[str, list[str]] = {}
     for member in case.scene.instance.of("EngineCore", *_WORKERS):
         main = case.acts[member.pid].main
         method = start_method(main.frames) if main is not None else ""
         if method:
-            words.append(f"{member.label} was started by {method} (the bottom of its stack)")
-            break
+            by_method.setdefault(method, []).append(member.label)
+    words = [
+        f"started by {method}: {', '.join(labels)} (their stacks begin so)" for method, labels in by_method.items()
+    ]
     for line in case.scene.snapshot.log_lines:
         found = find(line.text, case.scene.version)
         if found is not None and found.kind.id == "start_method":

@@ -95,8 +95,12 @@ def stage_of(frames: Sequence[Frame], role: str, version: str | None = None) -> 
 
 
 def start_method(frames: Sequence[Frame]) -> str:
-    """``fork``, ``spawn`` or ``forkserver``, by the outermost frames of a child; empty where it was made otherwise."""
-    for frame in reversed(frames):
+    """``fork``, ``spawn`` or ``forkserver``, by the frames a child begins with; empty where it was made otherwise.
+
+    In a forked child they are followed by the stack that its parent had, which may tell of another method.
+    """
+    begin = next((i for i, f in enumerate(frames) if f.name.rsplit(".", 1)[-1] == "_bootstrap"), None)
+    for frame in frames[begin:] if begin is not None else frames[-2:]:
         for method, pattern in _tables().start_methods.items():
             if re.search(pattern, f"{frame.name} ({frame.file})"):
                 return method

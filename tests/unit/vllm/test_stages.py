@@ -99,7 +99,12 @@ def test_ids_are_unique_and_every_role_ends_ready() -> None:
 
 
 def test_the_start_method_is_read_from_the_bottom_of_a_stack() -> None:
-    spawned = stack("main (a.py)", "_main (multiprocessing/spawn.py)", "spawn_main (multiprocessing/spawn.py)")
+    spawned = stack(
+        "main (a.py)",
+        "BaseProcess._bootstrap (multiprocessing/process.py)",
+        "_main (multiprocessing/spawn.py)",
+        "spawn_main (multiprocessing/spawn.py)",
+    )
     forked = stack("main (a.py)", "BaseProcess._bootstrap (multiprocessing/process.py)",
                    "Popen._launch (multiprocessing/popen_fork.py)", "run (app.py)")  # fmt: skip
     assert (start_method(spawned), start_method(forked), start_method(stack("main (a.py)"))) == ("spawn", "fork", "")
