@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from vllmdiag.catalogue.entries import cause
+from vllmdiag.model.base import Missing
 from vllmdiag.model.diagnosis import Confidence, Finding, Link, NextStep, Severity, Subject
 from vllmdiag.vllm.instances import Member
 
@@ -91,7 +92,9 @@ class Case:
     @cached_property
     def blind_to_servers(self) -> bool:
         """Which sockets a server has open is not known: that none of them listens is then no news of a start-up."""
-        return any(not self.scene.sockets_known(m.pid) for m in self.scene.servers)
+        servers = [self.scene.processes[m.pid] for m in self.scene.servers]
+        # One that has just begun has no socket yet: that is known where its descriptors were counted.
+        return any(isinstance(p.socket_inodes, Missing) or (not p.socket_inodes and p.n_fds is None) for p in servers)
 
     @cached_property
     def starting(self) -> bool:
