@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from vllmdiag.model.sockets import Socket
 from vllmdiag.model.view import ConnectionView, EndpointView, Party
-from vllmdiag.vllm.endpoints import between, kind_of_listener
+from vllmdiag.vllm.endpoints import Endpoint, between, kind_of_listener
 
 from .case import Case
 
@@ -105,9 +105,11 @@ def _purposes(case: Case, seen: list[_Seen]) -> dict[int, tuple[str, str]]:
     """(name, socket pattern) by inode of the listener.
 
     Several endpoints may have the same pair of roles at their ends (input and output of an engine, overflow and wake-up
-    of a ring). vLLM opens them in a fixed order, and the kernel numbers sockets in the order they are opened.
+    of a ring). vLLM opens them in a fixed order, and the kernel numbers sockets in the order they are opened, as a
+    rule: where all of them have told their types (``--probe-zmq``), these are surer.
     """
     scene = case.scene
+    told = {p.inode: p.socket_type for p in scene.snapshot.zmtp if p.socket_type}
     alike: dict[tuple[int, str, str], list[int]] = defaultdict(list)
     named: dict[int, tuple[str, str]] = {}
     for listener, binder, connections in seen:
@@ -122,15 +124,23 @@ def _purposes(case: Case, seen: list[_Seen]) -> dict[int, tuple[str, str]]:
             for e in between(scene.members[binder].role, peer, scene.version)
             if transport in e.transport and (e.phase == "serving" or case.starting)
         ]
-        exact = len(kinds) == len(inodes)
-        for number, inode in enumerate(sorted(inodes)):
-            fitting = kinds[number : number + 1] if exact else kinds
+        for inode, fitting in _fitting(sorted(inodes), kinds, told).items():
             if fitting:
                 named[inode] = (
                     " or ".join(dict.fromkeys(e.name for e in fitting)),
                     " or ".join(dict.fromkeys(e.pattern for e in fitting)),
                 )
     return named
+
+
+def _fitting(inodes: list[int], kinds: list[Endpoint], told: dict[int, str]) -> dict[int, list[Endpoint]]:
+    """What each may be: one kind where there are as many kinds as endpoints, else all of them."""
+    if len(kinds) != len(inodes):
+        return dict.fromkeys(inodes, kinds)
+    if sorted(told.get(inode, "") for inode in inodes) == sorted(kind.bind_type for kind in kinds):
+        inodes = sorted(inodes, key=told.__getitem__)
+        kinds = sorted(kinds, key=lambda kind: kind.bind_type)
+    return {inode: [kind] for inode, kind in zip(inodes, kinds, strict=True)}
 
 
 def _tcp_purpose(case: Case, listener: Socket, binder: int | None) -> str | None:
