@@ -36,6 +36,7 @@ from .judge import missing_of
 from .motion import is_counter
 from .rings import Ring, pending_of
 from .scene import scene_of
+from .startup import standing_of
 
 _QUEUE_WORDS = {"broadcast": "broadcast ring", "response": "response ring", "group": "group ring", "": "ring"}
 
@@ -85,6 +86,7 @@ def _member(case: Case, member: Member) -> MemberView:
     act = case.acts[member.pid]
     memory = known(process.memory)
     limits = known(process.limits)
+    place = standing_of(case, member.pid) if case.starting else None
     notes = []
     if process.tracer_pid:
         notes.append(f"traced by {process.tracer_pid}")
@@ -99,6 +101,7 @@ def _member(case: Case, member: Member) -> MemberView:
         ranks=member.ranks,
         state=process.state,
         doing=act.doing if member.role not in ("Helper", "ResourceTracker") else "",
+        stage=place.words if place is not None and place.stage is not None else "",
         abnormal=act.kind in (DEAD, STOPPED, UNINTERRUPTIBLE),
         known_by=member.known_by,
         ppid=process.ppid,

@@ -49,6 +49,8 @@ class MemberView(Fact, frozen=True, kw_only=True):
     """Letter of stat(5); empty when it is gone."""
     doing: str = ""
     """What it does in words, e.g. ``stopped``, ``waits for requests``, ``in all_reduce``; empty where not known."""
+    stage: str = ""
+    """Stage of its start-up and how far it is, in words; empty once the instance serves, or where it is not known."""
     abnormal: bool = False
     """Its state alone is a reason to look: stopped, zombie, gone, uninterruptible, traced, frozen, absent."""
     known_by: str = ""

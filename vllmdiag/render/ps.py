@@ -88,7 +88,16 @@ def _groups(members: Sequence[MemberView], style: Style) -> list[list[MemberView
 
 
 def _kind(member: MemberView) -> tuple[object, ...]:
-    return (member.role, member.depth, member.ppid, member.state, member.doing, member.known_by, member.note)
+    return (
+        member.role,
+        member.depth,
+        member.ppid,
+        member.state,
+        member.doing,
+        member.stage,
+        member.known_by,
+        member.note,
+    )
 
 
 def _row(group: Sequence[MemberView], style: Style) -> tuple[Text, ...]:
@@ -96,7 +105,9 @@ def _row(group: Sequence[MemberView], style: Style) -> tuple[Text, ...]:
     role: Role = "bad" if first.abnormal else "plain"
     branch = "  " * (first.depth - 1) + "└ " if first.depth else ""
     name = first.label if len(group) == 1 else f"{fold_labels(m.label for m in group)} ({len(group)})"
-    doing = " · ".join(word for word in (first.doing, first.note) if word)
+    # The stage says it better than the frame; of a stopped one both count.
+    doing = first.doing if first.abnormal or not first.stage else ""
+    doing = " · ".join(word for word in (first.stage, doing, first.note) if word)
     fds = f"{first.fds} of {first.fds_max} fds" if style.verbose and first.fds is not None else ""
     return (
         Span(fold(m.pid for m in group if m.pid is not None) or "-", role),

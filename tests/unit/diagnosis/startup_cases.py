@@ -79,7 +79,7 @@ NETWORK = Network(
     pids=(API, ENGINE, W0, W1),
     interfaces=(Interface(name="lo", addresses=("127.0.0.1",)), Interface(name="eth0", addresses=("10.0.0.5",))),
 )
-LOCK = FileLock(path="/root/.cache/x.lock", kind="FLOCK", holder=999, holder_comm="python3")
+LOCK = FileLock(path="/cache/x.lock", kind="FLOCK", holder=999, holder_comm="python3")
 TAKEN = TakenPort(port=8000, purpose="HTTP", address="0.0.0.0", pids=(999,), name="nginx")
 LONG_PATH = "/p/scratch/project-long-name/users/someone/very/deep/job/directories/run-2026-06-04-0001/tmp"
 

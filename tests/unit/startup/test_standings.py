@@ -13,10 +13,13 @@ from vllmdiag.diagnosis.judge import diagnose
 from vllmdiag.diagnosis.scene import scene_of
 from vllmdiag.diagnosis.startup import Standing, standings
 from vllmdiag.diagnosis.startup_rules import first_blocker
+from vllmdiag.diagnosis.view import view
 from vllmdiag.model.base import Missing
 from vllmdiag.model.process import ProcessSample
 from vllmdiag.model.snapshot import LogLine
 from vllmdiag.model.startup import FileLock
+from vllmdiag.render.page import Style
+from vllmdiag.render.ps import ps_text
 
 W0, W1 = WORKER0, WORKER0 + 1
 BLIND = Missing(what="stacks", why="EPERM", next="run as root")
@@ -189,3 +192,11 @@ def test_a_server_that_was_born_this_second_is_starting() -> None:
     server.stacks = {API: BLIND}
     server.processes = {API: {"socket_inodes": (), "n_fds": 3}}
     assert diagnose(server.snapshot()).verdict.cause == "starting"
+
+
+def test_ps_shows_the_stage_while_it_starts_and_none_afterwards() -> None:
+    starting = view(standing_server().snapshot())
+    text = ps_text(starting, Style())
+    assert "meets the other ranks at the store" in text
+    assert "waits for its workers: 0 of 2" in text
+    assert {m.stage for m in view(Server().snapshot()).members} == {""}
