@@ -123,7 +123,7 @@ class RasRank(Fact, frozen=True, kw_only=True):
     nvml_device: int | None = None
     """Index that NVML gives it in the rank's container."""
     status: str = "running"
-    """``running``, ``init``, ``finalize``, ``abort``; missing ones ``dead``, ``unresponsive``, ``left``, ``missing``."""
+    """``running``, ``init``, ``finalize``, ``abort``; missing: ``dead``, ``unresponsive``, ``left``, ``missing``."""
     error: str = ""
     """Initialisation or asynchronous error in words."""
     counts: dict[str, int] | None = None
