@@ -77,8 +77,8 @@ def _path_too_long(case: Case) -> Iterator[Finding]:
     base = case.scene.environ(name) if name is not None else None
     if base is None or socket_path_bytes(base) <= unix_path_limit():
         return
-    if any(s.family == "unix" and s.local.startswith(base + "/") for s in case.scene.listeners):
-        return
+    if any(s.family == "unix" and s.local.startswith("/") for s in case.scene.listeners):
+        return  # it has found a place
     front = _front(case)
     yield case.finding(
         "ipc-path-too-long",
@@ -87,7 +87,7 @@ def _path_too_long(case: Case) -> Iterator[Finding]:
         f" {unix_path_limit()}",
         evidence=[
             f"{name}={base} ({len(base.encode())} bytes), and vLLM adds a slash and a name of 36",
-            "no socket of it is bound there",
+            "no socket of it is bound",
             *_log(case, "path_too_long"),
         ],
         chain=case.chain(front),
@@ -97,8 +97,8 @@ def _path_too_long(case: Case) -> Iterator[Finding]:
 def _ports_taken(case: Case) -> Iterator[Finding]:
     mine = {s.port for s in case.scene.listeners if s.family != "unix"}
     for taken in case.scene.snapshot.taken_ports:
-        if taken.port in mine:
-            continue
+        if taken.port in mine or (not taken.pids and case.blind_to_servers):
+            continue  # its own, or perhaps its own
         front = _front(case)
         who = f"{taken.name or 'process'} (pid {taken.pids[0]})" if taken.pids else "a process that is not visible"
         others = [i for i in case.scene.others if set(i.pids) & set(taken.pids)]

@@ -9,6 +9,9 @@ from vllmdiag.model.view import ConnectionView, EndpointView, Party
 from vllmdiag.vllm.endpoints import Endpoint, between, kind_of_listener
 
 from .case import Case
+from .nodes import absent
+
+STORE = "store at the master port"
 
 
 def endpoint_views(case: Case) -> tuple[EndpointView, ...]:
@@ -150,6 +153,9 @@ def _tcp_purpose(case: Case, listener: Socket, binder: int | None) -> str | None
     role = case.scene.members[binder].role if binder is not None else ""
     if listener.port in case.scene.http_ports and role in ("APIServer", "Launcher"):
         return "HTTP"
+    options = case.scene.options
+    if options is not None and options.nnodes > 1 and listener.port == options.master_port:
+        return STORE
     kind = kind_of_listener(listener.send_q or 0)
     if kind is None:
         return "not told"
@@ -157,12 +163,20 @@ def _tcp_purpose(case: Case, listener: Socket, binder: int | None) -> str | None
 
 
 def _expected(case: Case, name: str, binder: int | None, connections: tuple[ConnectionView, ...]) -> tuple[Party, ...]:
-    """Members that belong at the other end and are not connected; nothing is expected before the start-up is over."""
-    if binder is None or case.starting:
-        return ()
+    """Who belongs at the other end and is not connected. While it starts, only those at the meeting of the ranks."""
     scene = case.scene
     present = {c.peer.pid for c in connections}
-    if name.startswith("broadcast "):
+    if name == STORE:
+        lost = absent(case)
+        here = tuple(_party(case, w.pid) for w in scene.workers if w.pid not in {*present, binder})
+        return (*here, *((Party(label=lost.label),) if lost is not None else ()))
+    if binder is None or case.starting:
+        return ()
+    if name.startswith(("engine ", "coordinator back ")):
+        wanted = [e.pid for e in scene.engines]
+    elif name.startswith("coordinator front "):
+        wanted = [s.pid for s in scene.servers]
+    elif name.startswith("broadcast "):
         wanted = [w.pid for w in scene.instance.workers_of(binder)]
     elif name.startswith("response "):
         engine = scene.members[binder].engine_pid

@@ -271,7 +271,9 @@ def _spinning(case: Case, places: Sequence[Standing]) -> Iterator[Finding]:
     (mover,) = movers
     act, process = case.acts[mover.pid], case.scene.processes[mover.pid]
     late = process.age_s is not None and process.age_s > _LONG_SPIN_S
-    if late and act.on_cpu and act.main is not None and act.main.still and mover.stage is not None and not mover.ready:
+    # A compiler and a loader may well be in one frame for long; a warm-up, a profile or a capture is not.
+    runs = mover.stage is not None and mover.stage.part == "run"
+    if late and runs and act.on_cpu and act.main is not None and act.main.still:
         yield _say(
             case,
             "startup-phase-stuck",

@@ -35,6 +35,12 @@ LOADS: Stack = (
     ("Worker.load_model", "vllm/v1/worker/gpu_worker.py"),
     *_START,
 )
+WARMS_UP: Stack = (
+    ("flashinfer_sample", "vllm/v1/sample/ops/topk_topp_sampler.py"),
+    ("warmup_kernels", "vllm/v1/worker/gpu/warmup.py"),
+    ("Worker.compile_or_warm_up_model", "vllm/v1/worker/gpu_worker.py"),
+    *_START,
+)
 WAITS_LOCK: Stack = (
     ("BaseFileLock.acquire", "filelock/_api.py"),
     ("CppPythonBindingsCodeCache.load", "torch/_inductor/codecache.py"),
@@ -173,11 +179,12 @@ def right_address(server: Server) -> None:
 
 def long_path(server: Server) -> None:
     engine_starts(server)
+    server.fields = {"sockets": ()}  # nothing is bound yet
     server.processes = {API: {"environ": {"VLLM_RPC_BASE_PATH": LONG_PATH}}}
 
 
 def path_just_short_enough(server: Server) -> None:
-    engine_starts(server)
+    long_path(server)
     server.processes = {API: {"environ": {"VLLM_RPC_BASE_PATH": "/" + "x" * 69}}}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.unit.diagnosis import startup_cases as cases
@@ -172,13 +173,29 @@ def test_a_lock_whose_holder_lives_is_a_warning() -> None:
 
 def test_one_frame_for_ten_minutes_at_full_cpu_is_a_warning_and_no_sooner() -> None:
     server = Server()
-    cases.stands(server, cases.LOADS, WORKER_IDLE)
+    cases.stands(server, cases.WARMS_UP, WORKER_IDLE)
     server.cpu = {W0: 1.0}
     server.age = 500.0
     assert diagnose(server.snapshot()).verdict.cause == "starting"
     server.age = 900.0
     verdict = diagnose(server.snapshot()).verdict
     assert (verdict.cause, verdict.status, verdict.confidence) == ("startup-phase-stuck", "warning", "low")
+
+
+def test_a_compiler_may_be_in_one_frame_for_long() -> None:
+    server = Server(age=3600.0, cpu={W0: 1.0})
+    cases.stands(server, cases.COMPILES, WORKER_IDLE)
+    server.cpu = {W0: 1.0}
+    assert diagnose(server.snapshot()).verdict.cause == "starting"
+
+
+def test_a_port_whose_listener_cannot_be_seen_may_be_its_own() -> None:
+    server = Server()
+    cases.engine_starts(server)
+    hidden = Missing(what="descriptors", why="EACCES", next="run as root")
+    server.processes = {API: {"socket_inodes": hidden}}
+    server.fields = {"taken_ports": (msgspec.structs.replace(cases.TAKEN, pids=()),)}
+    assert all(f.cause != "port-conflict" for f in diagnose(server.snapshot()).findings)
 
 
 def test_nothing_is_said_of_a_start_up_that_cannot_be_seen() -> None:
