@@ -270,7 +270,8 @@ def _spawned_workers(server: Server) -> list[int]:
     """Workers in the order they were spawned, titled or not."""
     processes = procs.scan()
     engines = [p for p in procs.children(server.roots, processes) if "resource_tracker" not in p.title]
-    return sorted(p.pid for p in procs.children([e.pid for e in engines], processes) if "resource_tracker" not in p.title)
+    children = procs.children([e.pid for e in engines], processes)
+    return sorted(p.pid for p in children if "resource_tracker" not in p.title)
 
 
 def _doing(vllmdiag: Vllmdiag, server: Server, role: str) -> str:
