@@ -115,7 +115,8 @@ def line_of(case: Case, standing: Standing) -> str:
     if case.halted(standing.pid):
         return f"{standing.member.label} (pid {standing.pid}) is {act.doing}; stage: {words}"
     detail = act.doing if act.seen and act.state in _TELLING and act.doing not in words else ""
-    tail = ", ".join(standing.motion) if standing.motion else "" if standing.ready else "does not move"
+    still = f"does not move, asleep for {standing.since_s:.0f} s" if standing.since_s else "does not move"
+    tail = ", ".join(standing.motion) or ("" if standing.ready or not case.window_s else still)
     return f"{standing.member.label} (pid {standing.pid}): " + "; ".join(w for w in (words, detail, tail) if w)
 
 

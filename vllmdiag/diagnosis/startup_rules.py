@@ -150,9 +150,11 @@ def kernel_words(case: Case, pid: int) -> str:
     process = case.scene.processes[pid]
     if process.wchan in _KERNEL:
         return _KERNEL[process.wchan]
-    act = case.acts[pid]
+    main = case.acts[pid].main
+    frame = main.frames[0] if main is not None and main.frames else None
     where = f", asleep in {process.wchan}" if process.wchan else ""
-    return f"{act.doing}{where}" if act.seen else f"its stack is not readable{where}"
+    at = f"in {frame.name} ({frame.file}:{frame.line})" if frame is not None else "its stack is not readable"
+    return at + where
 
 
 # -- causes -----------------------------------------------------------------------------------------------------------
