@@ -149,7 +149,7 @@ def _extension_dirs(process: Process, root: str) -> list[str]:
 
 def _find_batons(place: str) -> bytes:
     """Runs in a child: ``path, inode, mtime`` of every file called ``lock`` at most two directories below."""
-    lines = []
+    lines: list[str] = []
     try:
         queue = [(place, 0)]
         while queue and len(lines) < _MAX_BATONS:
