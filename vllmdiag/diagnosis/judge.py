@@ -187,6 +187,12 @@ def _healthy(case: Case, findings: list[Finding]) -> Verdict:
     outstanding = [w for e in scene.engines for w in case.progress[e.pid].outstanding]
     everyone = [*scene.engines, *scene.workers]
     idle = [m for m in everyone if case.acts[m.pid].kind == IDLE]
+    silent = [p for p in scene.snapshot.http if p.path == "/health" and p.status is None and p.error != "tls"]
+    if silent and scene.servers and not working:
+        summary = f"the engine is idle, but /health gave no answer ({silent[0].error}): why could not be seen"
+        return say(
+            "unknown", summary, [m.label + ": " + case.acts[m.pid].doing for m in scene.servers], "low", "unknown"
+        )
     if len(idle) == len(everyone) and not outstanding:
         words = [f"{m.label}: {case.acts[m.pid].doing}" for m in scene.engines]
         return say(

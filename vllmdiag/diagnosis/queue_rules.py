@@ -206,7 +206,11 @@ class _HeldUp:
         still = all(self.case.acts[w.pid].still for w in self.workers)
         if absent := absent_from(self.case, inside[0], self.workers):
             root = absent[0]
+            ring = broadcast_ring(self.case, self.engine)
             summary = f"{said}; {root.label} (pid {root.pid}) is not in it: {self.doing(root)}"
+            if ring is not None and root.pid not in ring.readers and self._asleep(root):
+                # It reads over TCP and has no flag: whether the call ever reached it cannot be told from here.
+                return self.say("rank-never-answered", root, summary, words, confidence="medium")
             return self.say("collective-divergence", root, summary, words, confidence="high" if still else "medium")
         if len(groups) > 1:
             fewest = min(groups.values(), key=len)

@@ -68,11 +68,12 @@ def all_holders(keys: Collection[Key], root: str = "/", *, ask_maps_of: Collecti
         return Holders({}, complete=True)
     pids = procfs.pids(root)
     complete = sees_all_pids(root)
+    if complete and not _may_be_asked(1, root) and _is_machine_init(root):
+        pids = [pid for pid in pids if pid != 1]
     fds: dict[Key, dict[int, list[int]]] = {key: {} for key in wanted}
     for pid in pids:
         held, readable = _held_fds(pid, root)
-        # PID 1 may have more capabilities than root has here; then its map, which is read below, must do.
-        complete = complete and (readable or pid == 1)
+        complete = complete and readable
         for fd, key in held:
             if key in wanted:
                 fds[key].setdefault(pid, []).append(fd)
@@ -166,6 +167,27 @@ def _segment(path: str, seen: os.stat_result, *, deleted: bool = False) -> Segme
         uid=seen.st_uid,
         mtime_age_s=max(0.0, time.time() - seen.st_mtime),
     )
+
+
+def _may_be_asked(pid: int, root: str) -> bool:
+    try:
+        read_links(pid, root)
+    except OSError as error:
+        return error.errno in procfs.GONE
+    return True
+
+
+def _is_machine_init(root: str) -> bool:
+    """PID 1 is the init of the machine, not a server that runs as PID 1 of its container.
+
+    Init may have more capabilities than root has, and then nobody can read what it holds. It makes no segments of
+    Python, so it is left out of the proof; where PID 1 is a Python, or its name cannot be read, it is not.
+    """
+    try:
+        name = procfs.text(procfs.proc(root, 1, "comm")).strip()
+    except OSError:
+        return False
+    return not name.startswith(("python", "pypy", "vllm", "VLLM"))
 
 
 def _held_fds(pid: int, root: str) -> tuple[list[tuple[int, Key]], bool]:

@@ -629,3 +629,9 @@ def test_a_stopped_owner_explains_its_silence() -> None:
         server.states[API] = "T"
 
     assert {f.cause for f in judged(change).findings} & {"zmq-io-silent"} == set()
+
+
+def test_an_idle_engine_behind_a_server_that_does_not_answer_is_not_called_healthy() -> None:
+    verdict = judged(health=None).verdict
+    assert (verdict.status, verdict.cause) == ("unknown", "unknown")
+    assert "/health" in verdict.summary
