@@ -6,13 +6,14 @@ a state that does not hold in every sample is motion, not a state.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vllmdiag.model.base import Missing
 from vllmdiag.model.process import Frame, Process, StackDump, ThreadSample, ThreadStack
 from vllmdiag.vllm.instances import Member
-from vllmdiag.vllm.signatures import state_of
+from vllmdiag.vllm.signatures import Match, state_of
 
 STOPPED, DEAD, UNINTERRUPTIBLE = "stopped", "dead", "uninterruptible"
 RUNNING, WAITING, IDLE, UNKNOWN = "running", "waiting", "idle", "unknown"
@@ -95,9 +96,8 @@ def activity_of(process: Process, member: Member, window_s: float) -> Activity:
     if main is None or not main.stacks:
         return Activity(pid=process.pid, kind=UNKNOWN, doing="not visible", cpu=cpu, threads=threads)
     decided = [state_of(stack.frames, member.role) for stack in main.stacks]
-    kinds = {d.signature.kind if d else "" for d in decided}
-    last = decided[-1]
-    if last is None:
+    found = [(stack, match) for stack, match in zip(main.stacks, decided, strict=True) if match is not None]
+    if not found:
         frame = main.frames[0] if main.frames else None
         doing = _words(frame) or "no Python frame"
         return Activity(
@@ -111,24 +111,34 @@ def activity_of(process: Process, member: Member, window_s: float) -> Activity:
             main=main,
             threads=threads,
         )
-    state = last.signature.kind
+    # A look that pauses nobody may be torn, and a spin passes through many frames: what most looks show is the state.
+    counts = Counter(match.signature.kind for _, match in found)
+    state = max(counts, key=lambda k: (counts[k], k == found[-1][1].signature.kind))
+    looks = [(stack, match) for stack, match in found if match.signature.kind == state]
+    stack, last = looks[-1]
     kind = RUNNING
-    if len(kinds) == 1:
+    if len(looks) == len(decided):
         kind = IDLE if state == "idle" else WAITING if state in WAIT_KINDS else RUNNING
-    frame = main.frames[last.depth] if last.depth < len(main.frames) else None
+    frame = stack.frames[last.depth] if last.depth < len(stack.frames) else None
     return Activity(
         pid=process.pid,
         kind=kind,
         state=state,
         signature=last.signature.id,
-        doing=_doing(state, last.signature.meaning, frame, main.frames[0] if main.frames else None),
+        doing=_doing(state, last.signature.meaning, frame, stack.frames[0] if stack.frames else None),
         frame=frame,
-        still=main.still,
+        still=_waits_still(looks, main) if kind in (IDLE, WAITING) else main.still,
         cpu=cpu,
         seen=True,
         main=main,
         threads=threads,
     )
+
+
+def _waits_still(looks: Sequence[tuple[ThreadStack, Match]], main: ThreadView) -> bool:
+    """The same wait in every look: the frames inside it, where it spins or polls, do not count."""
+    outward = {tuple(f.name for f in stack.frames[match.depth :]) for stack, match in looks}
+    return len(looks) >= 2 and len(looks) == main.dumps and len(outward) == 1
 
 
 def _hard_state(process: Process) -> tuple[str, str] | None:

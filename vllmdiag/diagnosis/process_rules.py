@@ -14,6 +14,8 @@ from .rings import BROADCAST
 from .startup import stage_evidence, stages_left
 from .waits import path_to
 
+_UNAVAILABLE = 503
+"""What /health answers once vLLM itself has marked its engine as dead."""
 _WORKING = ("APIServer", "Launcher", "Driver", "EngineCore", "Worker", "RayWorker", "DPCoordinator", "Child")
 
 
@@ -123,6 +125,16 @@ def _orphans(case: Case) -> Iterator[Finding]:
             evidence=[*lost, *_left(case, workers)],
             chain=tuple(case.link(w.pid) for w in workers),
         )
+    elif refusals := [p for p in scene.snapshot.http if p.path == "/health" and p.status == _UNAVAILABLE]:
+        engine = engines[0] if engines else None
+        yield case.finding(
+            "engine-dead",
+            engine.pid if engine is not None else Subject(role="EngineCore", label="EngineCore"),
+            "the server says that its engine is dead",
+            evidence=[f"/health {refusals[0].status}", *(f"{m.label}: {case.acts[m.pid].doing}" for m in engines)],
+            chain=case.chain(engine.pid) if engine is not None else (),
+            confidence="medium",
+        )
     elif scene.servers and alive and not scene.engines and case.listening and not _followers(case):
         server = scene.servers[0]
         yield case.finding(
@@ -181,11 +193,11 @@ def _absent_workers(case: Case) -> Iterator[Finding]:
             continue
         workers = scene.instance.workers_of(engine.pid)
         expected = _expected_workers(case, engine)
-        if not workers or len(workers) >= expected:
+        if len(workers) >= expected or not (workers or _has_workers_of_its_own(case, engine)):
             continue
         present = {w.ranks.get("tp", w.ranks.get("pp", -1)) for w in workers}
         absent = [k for k in range(expected) if k not in present]
-        key = "pp" if workers[0].ranks.get("tp") is None and "pp" in workers[0].ranks else "tp"
+        key = "pp" if workers and workers[0].ranks.get("tp") is None and "pp" in workers[0].ranks else "tp"
         rank = absent[0] if absent else len(workers)
         label = f"Worker_{key.upper()}{rank}"
         ranks = {k: v for k, v in engine.ranks.items() if k == "dp"} | {key: rank}
@@ -202,6 +214,14 @@ def _absent_workers(case: Case) -> Iterator[Finding]:
         )
 
 
+def _has_workers_of_its_own(case: Case, engine: Member) -> bool:
+    """Several ranks are asked for, and the engine shows nothing of Ray, whose workers are no children of it."""
+    options, act = case.scene.options, case.acts[engine.pid]
+    if options is None or options.world_size <= 1 or not act.seen:
+        return False
+    return not any("ray/" in frame.file for thread in act.threads for frame in thread.frames)
+
+
 def _waiting_peer(case: Case, workers: Sequence[Member]) -> list[int]:
     """A worker that waits in a collective, for the one who is gone."""
     return [w.pid for w in workers if case.acts[w.pid].state == "collective" and not case.dead(w.pid)][:1]
@@ -215,7 +235,7 @@ def _expected_workers(case: Case, engine: Member) -> int:
     options = case.scene.options
     if options is None or options.nnodes > 1 or options.executor_backend in ("ray", "external_launcher"):
         return 0
-    return options.world_size if case.in_loop(engine) else 0
+    return options.world_size
 
 
 def _stopped(case: Case) -> Iterator[Finding]:

@@ -88,7 +88,9 @@ class _HeldUp:
         behind = laggards(self.case, self.engine)
         asleep = [w for w, _ in behind if self._asleep(w)]
         busy = [w for w in self.workers if self._computes(w)]
-        if self.act.state == "collective":
+        if ring is not None and ring.full and not asleep:
+            yield self._ring_full(ring, behind)
+        elif self.act.state == "collective":
             yield self.undecided(4, f"{self.engine.label} waits in {self.act.doing} for the other engines")
         elif self.act.state == "gpu_wait":
             yield self.undecided(4, f"{self.engine.label} waits for the GPU and nothing moves")
@@ -96,8 +98,6 @@ class _HeldUp:
             yield from self._engine_computes()
         elif asleep:
             yield self._lost_wakeup(asleep[0])
-        elif ring is not None and ring.full:
-            yield self._ring_full(ring, behind)
         elif busy:
             yield self._busy(busy, {w.pid for w, _ in behind})
         elif unseen := [w for w in self.workers if not self.case.acts[w.pid].seen]:

@@ -103,6 +103,11 @@ def worker_vanished_and_the_rest_followed(server: Server) -> None:
     server.states = {W0: ["S", "", ""], ENGINE: ["S", "S", ""], API: ["S", "S", ""]}
 
 
+def all_workers_vanished(server: Server) -> None:
+    stalled(server)
+    server.gone = {W0, W1}
+
+
 def engine_gone(server: Server) -> None:
     server.gone = {ENGINE, W0, W1}
 
@@ -152,6 +157,18 @@ def ring_full(server: Server) -> None:
     server.stacks = {ENGINE: ENGINE_BLOCKED, W1: WORKER_METHOD}
     server.cpu = {ENGINE: 1.0}
     server.broadcast = [server.ring({slot: [1] for slot in range(10)})]
+
+
+def ring_full_seen_in_a_torn_stack(server: Server) -> None:
+    """EngineCore spins in acquire_write; one look shows frames that say nothing."""
+    ring_full(server)
+    torn = (("ShmRingBuffer.get_metadata", "vllm/distributed/device_communicators/shm_broadcast.py"), *ENGINE_IDLE[2:])
+    server.stacks[ENGINE] = [ENGINE_BLOCKED, ENGINE_BLOCKED, torn]
+
+
+def server_gives_up(server: Server) -> None:
+    """The ranks have failed, vLLM knows it and is about to end."""
+    server.health = 503
 
 
 def asleep(server: Server) -> None:
@@ -296,6 +313,7 @@ FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("worker-dead", worker_zombie, "Worker_TP1", "critical"),
     ("worker-dead", worker_vanished_before, "Worker_TP1", "critical"),
     ("worker-dead", worker_vanished_and_the_rest_followed, "Worker_TP1", "critical"),
+    ("worker-dead", all_workers_vanished, "Worker_TP0", "critical"),
     ("engine-dead", engine_gone, "EngineCore", "critical"),
     ("engine-dead", engine_died_in_window, "EngineCore", "critical"),
     ("engine-dead", workers_left_alone, "EngineCore", "critical"),
@@ -305,6 +323,8 @@ FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("driver-unkillable", unkillable, "EngineCore", "critical"),
     ("process-uninterruptible", uninterruptible, "Worker_TP1", "critical"),
     ("ring-full-slow-reader", ring_full, "Worker_TP1", "critical"),
+    ("ring-full-slow-reader", ring_full_seen_in_a_torn_stack, "Worker_TP1", "critical"),
+    ("engine-dead", server_gives_up, "EngineCore", "critical"),
     ("lost-wakeup", asleep, "Worker_TP1", "critical"),
     ("lost-message", everybody_waits, "EngineCore", "critical"),
     ("rank-never-answered", rank_not_seen, "Worker_TP1", "critical"),
