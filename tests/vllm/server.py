@@ -130,7 +130,8 @@ class Server:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
-            "VLLM_CACHE_ROOT": str(self.work / "cache"),
+            "VLLM_CACHE_ROOT": str(self.installation.compiled / "vllm"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.installation.compiled / "inductor"),
             "VLLM_SERVER_DEV_MODE": "1",  # POST /collective_rpc
             "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB for each worker
             "VLLM_CPU_OMP_THREADS_BIND": binds,  # automatic binding refuses more workers than cores

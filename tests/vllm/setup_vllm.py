@@ -72,6 +72,11 @@ class Installation:
         """Its command line program."""
         return self.root / "bin" / "vllm"
 
+    @property
+    def compiled(self) -> Path:
+        """What its servers have compiled and found out about models: each later start is half a minute shorter."""
+        return self.root.with_name(f"{self.root.name}-compiled")
+
 
 def cache_dir() -> Path:
     """Where the environments live."""
