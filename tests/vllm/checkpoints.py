@@ -1,4 +1,4 @@
-"""Models with weights on disk, for what a start-up does with them: shards, a FIFO, a slow disk, a hub cache."""
+"""Models with weights on disk, for what a start-up does with them: shards, a FIFO, a slow disk."""
 
 from __future__ import annotations
 
@@ -39,16 +39,6 @@ def with_fifo(tiny: Path, made: Path) -> Path:
     fifo.unlink()
     os.mkfifo(fifo)
     return fifo
-
-
-def in_hub_cache(tiny: Path, home: Path, name: str) -> None:
-    """A cache of downloads (HF_HOME) that holds the tiny model with weights under a name of the hub."""
-    place = home / "hub" / f"models--{name.replace('/', '--')}"
-    revision = "0" * 40
-    (place / "refs").mkdir(parents=True)
-    (place / "refs" / "main").write_text(revision)
-    (place / "snapshots").mkdir()
-    with_weights(tiny, place / "snapshots" / revision)
 
 
 def _llama(vocab: int, hidden: int, inner: int, layers: int) -> dict[str, tuple[int, ...]]:

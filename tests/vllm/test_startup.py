@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import signal
@@ -102,7 +101,10 @@ FREEZES = [
 def test_a_process_stopped_at_a_stage_is_named_with_its_stage(
     launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path, role: str, function: str, stage: str
 ) -> None:
-    model = checkpoints.with_weights(installation.tiny, tmp_path / "model", hidden=1024, layers=4)
+    if function == "load_weights":  # too short to be caught, if nothing held it up
+        model = checkpoints.with_fifo(installation.tiny, tmp_path / "model").parent
+    else:
+        model = checkpoints.with_weights(installation.tiny, tmp_path / "model")
     server = launch("tp1", model=str(model), args=LOAD)
 
     def candidates() -> list[int]:
@@ -157,22 +159,32 @@ def test_weights_from_a_slow_disk_are_a_start_up_with_its_speed_and_no_alarm(
     assert any(f"shard {n} of 4" in words for words in loading for n in (1, 2, 3, 4)), loading
 
 
-def test_a_lock_of_the_download_that_another_process_holds(
+COMPILE = "import torch; torch.compile(lambda x: (x * 2 + 1).relu())(torch.ones(64))"
+
+
+def lock_of_the_compiler(installation: Installation, place: Path) -> Path:
+    """The lock under which torch compiles its header, below a temporary directory: named after what it compiles."""
+    place.mkdir()
+    command = [str(installation.python), "-c", COMPILE]
+    subprocess.run(command, env={**os.environ, "TMPDIR": str(place)}, check=True, capture_output=True)
+    (lock,) = place.glob("torchinductor_*/precompiled_headers/locks/*.lock")
+    return lock.relative_to(place)
+
+
+def test_a_lock_of_the_compiler_that_another_process_holds(
     launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path
 ) -> None:
-    name = "acme/tiny"
-    checkpoints.in_hub_cache(installation.tiny, tmp_path, name)
-    flat = name.replace("/", "-")
-    (tmp_path / "locks").mkdir()
-    lock = tmp_path / "locks" / (hashlib.sha256(flat.encode()).hexdigest() + flat + ".lock")
+    name = lock_of_the_compiler(installation, tmp_path / "tmp")
+    server = launch("tp1", args=("--no-enforce-eager",))
+    lock = server.work / "tmp" / name
+    lock.parent.mkdir(parents=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        server = launch(
-            "tp1", model=name, args=(*LOAD, "--download-dir", str(tmp_path / "locks")), env={"HF_HOME": str(tmp_path)}
-        )
-        verdict = named(vllmdiag, server, "jit-lock")
-    assert any(f"{lock}: held by" in words and str(os.getpid()) in words for words in verdict["evidence"]), verdict
-    assert verdict["status"] == "warning"  # its holder is alive
+        verdict = named(vllmdiag, server, "jit-lock", deadline_s=240)
+        assert (verdict["subject"]["role"], verdict["subject"]["pid"]) == ("Worker", server.workers[0])
+        assert f"{lock}, held by" in verdict["summary"], verdict
+        assert str(os.getpid()) in verdict["summary"]
+        assert verdict["status"] == "warning"  # its holder is alive
 
 
 @pytest.mark.parametrize("purpose", ["HTTP"])
