@@ -1,4 +1,4 @@
-"""What keeps newcomers out of a member: no descriptor to spare, or an IO thread of ZMQ that does not run."""
+"""What keeps newcomers out of a member: no descriptor or thread to spare, or an IO thread of ZMQ that does not run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from vllmdiag.vllm.endpoints import FD_HEADROOM
 from .case import Case
 
 _NOT_ASKED = ("gated", "not-permitted")
+_FEW_PIDS = 8
+"""With fewer processes and threads to spare than this, and than a hundredth of the limit, the next pool will fail."""
 
 
 def reach_findings(case: Case) -> Iterator[Finding]:
-    """Both, in that order."""
+    """All of them, in that order."""
     yield from _without_descriptors(case)
+    yield from _without_threads(case)
     yield from _silent(case)
 
 
@@ -47,6 +50,36 @@ def _without_descriptors(case: Case) -> Iterator[Finding]:
             chain=case.chain(member.pid),
             severity="critical" if full and not stalled else "warning",
         )
+
+
+def _without_threads(case: Case) -> Iterator[Finding]:
+    """The control group with the least room, told of the first member in it: engines before servers before others."""
+    scene = case.scene
+    order = [*scene.engines, *scene.servers, *scene.instance.members]
+    groups = [(m, g) for m in order if (g := known(scene.processes[m.pid].cgroup)) is not None]
+    rooms = [
+        (g.pids_max - g.pids_current, g.pids_max, m)
+        for m, g in groups
+        if g.pids_max is not None and g.pids_current is not None
+    ]
+    if not rooms:
+        return
+    left, limit, member = min(rooms, key=lambda room: room[0])
+    if left >= max(_FEW_PIDS, limit / 100):
+        return
+    full = left <= 0
+    yield case.finding(
+        "pids-limit",
+        member.pid,
+        f"the control group of {member.label} (pid {member.pid}) has {limit - left} of {limit} processes and threads"
+        + (": no new one can be made" if full else ""),
+        evidence=[
+            f"pids.current {limit - left}, pids.max {limit}",
+            f"{sum(len(p.threads) for p in scene.processes.values())} threads are of this instance",
+        ],
+        chain=case.chain(member.pid),
+        severity="critical" if full else "warning",
+    )
 
 
 def _silent(case: Case) -> Iterator[Finding]:

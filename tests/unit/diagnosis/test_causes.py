@@ -11,7 +11,7 @@ from vllmdiag.catalogue.entries import catalogue
 from vllmdiag.diagnosis.judge import diagnose
 from vllmdiag.model.base import Missing
 from vllmdiag.model.diagnosis import Diagnosis
-from vllmdiag.model.process import Limits
+from vllmdiag.model.process import Cgroup, Limits
 from vllmdiag.model.shm import Segment
 from vllmdiag.model.sockets import ProbeOutcome, ZmtpProbe
 
@@ -286,6 +286,22 @@ def just_descriptors_enough(server: Server) -> None:
     server.processes[API] = _fds(1024 - 64)
 
 
+def _pids(current: int, most: int | None) -> dict[str, object]:
+    return {"cgroup": Cgroup(path="/vllm", version=2, pids_current=current, pids_max=most)}
+
+
+def no_thread_left(server: Server) -> None:
+    server.processes = {API: _pids(90, None), ENGINE: _pids(512, 512), W0: _pids(512, 512)}
+
+
+def hardly_a_thread_left_in_the_group_of_a_worker(server: Server) -> None:
+    server.processes = {ENGINE: _pids(300, 4096), W1: _pids(4056, 4096)}
+
+
+def just_threads_enough(server: Server) -> None:
+    server.processes = {ENGINE: _pids(4096 - 41, 4096), API: _pids(512 - 8, 512)}
+
+
 def _probe(outcome: ProbeOutcome, inode: int = 1000) -> ZmtpProbe:
     reason = "" if outcome == "ready" else "it accepts and says nothing for 1 s"
     return ZmtpProbe(endpoint="ipc:///tmp/in", inode=inode, owner=API, outcome=outcome, reason=reason, next="look")
@@ -344,6 +360,8 @@ FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("ring-inconsistent", broken_flags, "EngineCore", "critical"),
     ("fd-exhausted", no_descriptor_left, "APIServer", "critical"),
     ("fd-exhausted", hardly_a_descriptor_left, "APIServer", "warning"),
+    ("pids-limit", no_thread_left, "EngineCore", "critical"),
+    ("pids-limit", hardly_a_thread_left_in_the_group_of_a_worker, "Worker_TP1", "warning"),
     ("zmq-io-silent", accepts_and_says_nothing, "APIServer", "critical"),
 ]
 
@@ -530,6 +548,7 @@ LOOK_ALIKES: list[tuple[str, Scenario, str]] = [
     ("shm-exhausted", full_but_resident, "idle"),
     ("ring-inconsistent", a_torn_look, "serving"),
     ("fd-exhausted", just_descriptors_enough, "idle"),
+    ("pids-limit", just_threads_enough, "idle"),
     ("zmq-io-silent", tells_its_type, "idle"),
     ("zmq-io-silent", is_not_asked, "idle"),
 ]
