@@ -13,6 +13,7 @@ from .case import Case
 from .endpoint_rules import certain_findings, endpoint_findings, interface_faults
 from .nodes import absent, beyond_sight
 from .startup import Standing, line_of, standings, start_method_words
+from .startup_motion import helpers_of
 
 _PATIENCE_S = 30.0
 """A start-up younger than this is not called stuck: a machine may just be slow to schedule it."""
@@ -77,7 +78,9 @@ def _finding(case: Case, root: Standing, places: Sequence[Standing]) -> Finding:
     if stage is not None and stage.waits_for == "ray":
         return _placement(case, root, places)
     if stage is not None and stage.part == "compile":
-        return _say(case, "slow-compile", root, places, "compiles, and neither it nor a child of it computes")
+        held = _halted_children(case, root)
+        why = held[0] if held else "compiles, and neither it nor a child of it computes"
+        return _say(case, "slow-compile", root, places, why, more=held)
     if stage is not None and stage.waits_for in ("front", "coordinator", "engines", "children", "queues"):
         return _handshake(case, root, places)
     return _say(case, "startup-phase-stuck", root, places, kernel_words(case, root.pid))
@@ -158,6 +161,12 @@ def kernel_words(case: Case, pid: int) -> str:
 
 
 # -- causes -----------------------------------------------------------------------------------------------------------
+
+
+def _halted_children(case: Case, root: Standing) -> list[str]:
+    """Compilers and other children of its own that are stopped or dead."""
+    children = [case.scene.processes[pid] for pid in helpers_of(case.scene, root.pid)]
+    return [f"its child {p.comm} (pid {p.pid}) is in state {p.state}" for p in children if p.state in ("T", "t", "Z")]
 
 
 def _meeting(case: Case, root: Standing, places: Sequence[Standing]) -> Finding:

@@ -16,7 +16,7 @@ from vllmdiag.diagnosis.startup import Standing, standings
 from vllmdiag.diagnosis.startup_rules import first_blocker
 from vllmdiag.diagnosis.view import view
 from vllmdiag.model.base import Missing
-from vllmdiag.model.process import ProcessSample
+from vllmdiag.model.process import Process, ProcessSample
 from vllmdiag.model.snapshot import LogLine
 from vllmdiag.model.startup import FileLock
 from vllmdiag.render.page import Style
@@ -187,6 +187,28 @@ def test_a_compiler_may_be_in_one_frame_for_long() -> None:
     cases.stands(server, cases.COMPILES, WORKER_IDLE)
     server.cpu = {W0: 1.0}
     assert diagnose(server.snapshot()).verdict.cause == "starting"
+
+
+def test_a_compiler_that_is_stopped_is_named() -> None:
+    server = Server()
+    cases.nobody_compiles(server)
+    snapshot = server.snapshot()
+    samples = tuple(ProcessSample(t=t, state="T") for t in TIMES)
+    child = Process(pid=400, ppid=W0, comm="cc1plus", cmdline=("cc1plus", "x.cpp"), age_s=90.0, samples=samples)
+    verdict = diagnose(msgspec.structs.replace(snapshot, processes=(*snapshot.processes, child))).verdict
+    assert (verdict.cause, verdict.subject.pid) == ("slow-compile", W0)
+    assert "its child cc1plus (pid 400) is in state T" in verdict.summary
+
+
+def test_a_compiler_that_works_is_motion() -> None:
+    server = Server()
+    cases.nobody_compiles(server)
+    snapshot = server.snapshot()
+    samples = tuple(ProcessSample(t=t, state="R", utime=9.0 + t) for t in TIMES)
+    child = Process(pid=400, ppid=W0, comm="cc1plus", cmdline=("cc1plus", "x.cpp"), age_s=90.0, samples=samples)
+    verdict = diagnose(msgspec.structs.replace(snapshot, processes=(*snapshot.processes, child))).verdict
+    assert verdict.cause == "starting"
+    assert any("its child cc1plus (pid 400) works" in words for words in verdict.evidence)
 
 
 def test_a_port_whose_listener_cannot_be_seen_may_be_its_own() -> None:
