@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from vllmdiag.model.diagnosis import Finding, Subject
-from vllmdiag.model.startup import Network
+from vllmdiag.model.startup import Network, TakenPort
 from vllmdiag.vllm.loglines import find
 from vllmdiag.vllm.stages import socket_path_bytes, unix_path_limit
 
@@ -18,6 +18,7 @@ def endpoint_findings(case: Case) -> Iterator[Finding]:
     """What is wrong with the endpoints of an instance, starting or not."""
     if not case.starting:
         yield from _disconnected(case)
+    yield from _port_shared(case)
     yield from _paths_removed(case)
 
 
@@ -100,11 +101,7 @@ def _ports_taken(case: Case) -> Iterator[Finding]:
         if taken.port in mine or (not taken.pids and case.blind_to_servers):
             continue  # its own, or perhaps its own
         front = _front(case)
-        who = f"{taken.name or 'process'} (pid {taken.pids[0]})" if taken.pids else "a process that is not visible"
-        others = [i for i in case.scene.others if set(i.pids) & set(taken.pids)]
-        kin = [
-            f"pid {taken.pids[0]} belongs to another vLLM{' without a server' if i.orphaned else ''}" for i in others
-        ]
+        who = _named(taken)
         yield case.finding(
             "port-conflict",
             front,
@@ -112,11 +109,52 @@ def _ports_taken(case: Case) -> Iterator[Finding]:
             evidence=[
                 f"{who} listens on {taken.address}:{taken.port}",
                 f"{case.label(front)} (pid {front}) wants it as its {taken.purpose} port and has not bound it",
-                *kin,
+                *_kin(case, taken),
                 *_log(case, "address_in_use"),
             ],
             chain=case.chain(front),
         )
+
+
+def _port_shared(case: Case) -> Iterator[Finding]:
+    """Somebody else accepts on the HTTP port beside the server: both have asked the kernel for it (SO_REUSEPORT)."""
+    ours = [s for s in case.scene.listeners if s.family != "unix" and s.port in case.scene.http_ports]
+    for taken in case.scene.snapshot.taken_ports:
+        own = [s for s in ours if s.port == taken.port and _gets_its_clients(taken.address, s.local)]
+        if not own or not taken.pids or set(taken.pids) & set(case.scene.members):
+            continue
+        front, who = _front(case), _named(taken)
+        yield case.finding(
+            "port-conflict",
+            front,
+            f"{who} listens on port {taken.port} too: the clients that the kernel gives to it never reach"
+            f" {case.label(front)} (pid {front})",
+            evidence=[
+                f"{who} listens on {taken.address}:{taken.port}",
+                *(f"{', '.join(case.label(pid) for pid in s.pids)} listens on {s.local}" for s in own),
+                *_kin(case, taken),
+            ],
+            chain=case.chain(front),
+        )
+
+
+def _gets_its_clients(theirs: str, ours: str) -> bool:
+    """Of two listeners the one with the same address shares the connections, and one with a narrower takes its own."""
+    try:
+        other = ipaddress.ip_address(theirs)
+        own = ipaddress.ip_address(ours.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    return other == own or (own.is_unspecified and own.version == other.version)
+
+
+def _named(taken: TakenPort) -> str:
+    return f"{taken.name or 'process'} (pid {taken.pids[0]})" if taken.pids else "a process that is not visible"
+
+
+def _kin(case: Case, taken: TakenPort) -> list[str]:
+    others = [i for i in case.scene.others if set(i.pids) & set(taken.pids)]
+    return [f"pid {taken.pids[0]} belongs to another vLLM{' without a server' if i.orphaned else ''}" for i in others]
 
 
 def _network_of(case: Case, pid: int) -> Network | None:

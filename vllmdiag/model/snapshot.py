@@ -102,7 +102,7 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     networks: tuple[Network, ...] = ()
     """The network namespaces of the instance; looked at only while no HTTP listener is there."""
     taken_ports: tuple[TakenPort, ...] = ()
-    """Ports it wants that others listen on; looked for only while no HTTP listener is there."""
+    """Ports it wants that others listen on; with an HTTP listener of its own only others on that port."""
     ipc_paths_missing: tuple[str, ...] = ()
     """Paths that sockets of the instance are bound to and that no longer exist in the owner's mount namespace."""
     missing: tuple[Missing, ...] = ()

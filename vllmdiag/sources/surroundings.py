@@ -1,4 +1,4 @@
-"""What stands around a start-up, gathered in one go: only while nobody serves: a serving instance pays nothing."""
+"""What stands around a start-up, gathered in one go, and only while nobody serves: a serving instance pays nothing."""
 
 from __future__ import annotations
 
@@ -43,6 +43,18 @@ def serves(instance: Instance, sockets: Sequence[Socket]) -> bool:
     mine = set(instance.pids)
     bound = [s for s in sockets if s.state == "LISTEN" and mine & set(s.pids)]
     return any(s.local == options.uds if options.uds else s.port == options.port for s in bound)
+
+
+def beside_its_own(
+    processes: Sequence[Process], instance: Instance, sockets: Sequence[Socket], root: str = "/"
+) -> Surroundings:
+    """Who else listens on the HTTP port of an instance that serves. Free where all listeners on it are its own."""
+    options, mine = instance.options, set(instance.pids)
+    if options is None or not any(
+        s.state == "LISTEN" and s.port == options.port and not mine & set(s.pids) for s in sockets
+    ):
+        return Surroundings()
+    return Surroundings(taken_ports=taken_ports({"HTTP": options.port}, options.host, processes, root))
 
 
 def with_files(process: Process, root: str = "/") -> Process:

@@ -29,7 +29,7 @@ from .gpu_layer import GpuLayer
 from .httpclient import Endpoint
 from .sockets import SocketWatch, missing_ipc_paths
 from .stacks import StackSampler
-from .surroundings import Surroundings, serves, surroundings, with_files
+from .surroundings import Surroundings, beside_its_own, serves, surroundings, with_files
 
 _STATE_PERIOD_S = 0.1
 """How often states are read: the order in which processes die is evidence."""
@@ -129,11 +129,7 @@ class Window:
         endpoint = self._endpoint(observed, sockets)
         if endpoint is not None and self._wants("client", "diagnose", "ps"):
             asides.append(Aside(lambda: self._ask_http(endpoint)))
-        around = Surroundings()
-        if self._wants("diagnose", "ps") and not serves(self.instance, sockets.result()[0]):
-            with self._cost("start-up"):
-                observed = [with_files(p, self.root) for p in observed]
-                around = surroundings(observed, self.instance, self.root)
+        observed, around = self._around(observed, sockets.result()[0])
         with self._cost("window"):
             meanwhile()
             self._watch(sockets)
@@ -152,6 +148,16 @@ class Window:
         processes = [*map(self._finish, observed), *born]
         shown = self._snapshot(processes, [polled.get(s.key, s) for s in segments], seen, kernel)
         return around.add_to(layer.add_to(shown))
+
+    def _around(self, observed: list[Process], bound: tuple[Socket, ...]) -> tuple[list[Process], Surroundings]:
+        """The processes and what stands around them: much during a start-up, nearly nothing once it serves."""
+        if not self._wants("diagnose", "ps"):
+            return observed, Surroundings()
+        if serves(self.instance, bound):
+            return observed, beside_its_own(observed, self.instance, bound, self.root)
+        with self._cost("start-up"):
+            observed = [with_files(p, self.root) for p in observed]
+            return observed, surroundings(observed, self.instance, self.root)
 
     def _gpu_layer(self, observed: list[Process], sockets: SocketWatch) -> GpuLayer:
         """The GPU layer of the members that may use one; of nobody where the verb does not ask for it."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from vllmdiag.model.process import ProcessSample
 from vllmdiag.model.snapshot import LogLine
 from vllmdiag.model.startup import Checkpoint, FileLock, Interface, Network, TakenPort
@@ -162,7 +164,17 @@ def engine_starts(server: Server) -> None:
 
 
 def port_taken_beside_its_own(server: Server) -> None:
+    """At every address, and the server at one: the clients of that one still come to it."""
     server.fields = {"taken_ports": (TAKEN,)}
+
+
+def port_shared(server: Server) -> None:
+    server.fields = {"taken_ports": (msgspec.structs.replace(TAKEN, address="127.0.0.1"),)}
+
+
+def port_shared_with_nobody_to_name(server: Server) -> None:
+    """Whose it is could not be seen: perhaps its own."""
+    server.fields = {"taken_ports": (msgspec.structs.replace(TAKEN, address="127.0.0.1", pids=()),)}
 
 
 def wrong_address(server: Server) -> None:
@@ -251,6 +263,7 @@ FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("nccl-init-stuck", all_in_nccl, "Worker_TP0", "critical"),
     ("preload-shim", nccl_with_a_shim, "Worker_TP0", "critical"),
     ("port-conflict", port_taken, "APIServer", "critical"),
+    ("port-conflict", port_shared, "APIServer", "critical"),
     ("wrong-interface", wrong_address, "Worker_TP0", "critical"),
     ("ipc-path-too-long", long_path, "APIServer", "critical"),
     ("jit-lock", lock_held_by_a_dead_one, "Worker_TP0", "critical"),
@@ -265,6 +278,7 @@ LOOK_ALIKES: list[tuple[str, Scenario, str]] = [
     ("nccl-init-stuck", one_rank_before_nccl, "starting"),
     ("preload-shim", a_shim_that_does_no_harm, "idle"),
     ("port-conflict", port_taken_beside_its_own, "idle"),
+    ("port-conflict", port_shared_with_nobody_to_name, "idle"),
     ("wrong-interface", right_address, "starting"),
     ("ipc-path-too-long", path_just_short_enough, "starting"),
     ("jit-lock", lock_held_by_a_mate_that_compiles, "starting"),

@@ -15,7 +15,10 @@ from vllmdiag.model.process import Process
 from vllmdiag.sources.logs import TAIL_BYTES, log_lines
 from vllmdiag.sources.mounts import filesystem_of, parse_mounts
 from vllmdiag.sources.ports import taken_ports
+from vllmdiag.sources.sockets import SocketWatch
+from vllmdiag.sources.surroundings import beside_its_own
 from vllmdiag.sources.weights import with_checkpoint
+from vllmdiag.vllm.instances import Instance, Member
 from vllmdiag.vllm.ports import wanted
 from vllmdiag.vllm.serve_options import ServeOptions
 
@@ -36,6 +39,36 @@ def test_a_stranger_on_a_wanted_port_is_named(children: Any) -> None:
         assert os.getpid() in taken.pids
         assert taken.name
         assert taken_ports({"HTTP": port}, None, [Process(pid=os.getpid())]) == ()
+
+
+SHARES = (
+    "import socket,sys; s=socket.socket(); s.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEPORT,1);"
+    "s.bind(('127.0.0.1',{port})); s.listen(); print('up',flush=True); sys.stdin.read()"
+)
+
+
+def test_a_stranger_beside_a_server_on_its_port_is_named_and_a_server_alone_has_none(children: Any) -> None:
+    with socket.socket() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        own.bind(("127.0.0.1", 0))
+        own.listen()
+        port, me = own.getsockname()[1], os.getpid()
+        server = Instance(
+            members=(Member(pid=me, role="APIServer", label="APIServer"),),
+            roots=(me,),
+            options=ServeOptions(port=port, host="127.0.0.1"),
+        )
+
+        def found() -> tuple[int, ...]:
+            watch = SocketWatch([me])
+            watch.sample(0.0)
+            seen, _ = watch.result()
+            watch.close()
+            return tuple(p for t in beside_its_own([Process(pid=me)], server, seen).taken_ports for p in t.pids)
+
+        assert found() == ()
+        pid, _ = children.python(SHARES.format(port=port))
+        assert found() == (pid,)
 
 
 @pytest.mark.parametrize(("theirs", "ours", "collides"), [
