@@ -28,7 +28,7 @@ def test_fifty_runs_under_load_give_no_alarm(server: Server, vllmdiag: Vllmdiag)
     alarms = []
     with server.load(4):
         for _ in range(RUNS):
-            answer = vllmdiag.json("diagnose", server.api, "--window", "1")
+            answer = vllmdiag.json("diagnose", server.api, "--window", "0.5")
             if answer.code != 0 or answer.data["verdict"]["cause"] not in HEALTHY:
                 alarms.append((answer.code, answer.out[:2000], answer.err))
     assert not alarms
