@@ -1,4 +1,4 @@
-"""Layer 3: the room in /dev/shm as the target sees it, and what dead servers left there."""
+"""Layer 3: the room in /dev/shm as the target sees it, files removed too early, and what dead servers left there."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def shm_findings(case: Case) -> Iterator[Finding]:
     for mount in case.scene.snapshot.shm_mounts:
         if members & set(mount.pids):
             yield from _room(case, mount)
+    yield from _unlinked(case)
     yield from _leaks(case)
 
 
@@ -50,6 +51,33 @@ def _room(case: Case, mount: ShmMount) -> Iterator[Finding]:
             evidence=[f"{_mib(sparse)} of its {len(held)} segments are not backed: the next page touched is a SIGBUS"],
             chain=case.chain(who.pid),
         )
+
+
+def _unlinked(case: Case) -> Iterator[Finding]:
+    """Rings in use whose file is gone. An engine that ends removes them itself: it is no longer in its loop."""
+    if case.starting or not case.scene.engines or not all(case.in_loop(e) for e in case.scene.engines):
+        return
+    gone = [
+        ring
+        for ring in case.rings
+        if ring.segment.deleted and any(not case.dead(pid) for pid in case.scene.holders(ring.segment))
+    ]
+    if not gone:
+        return
+    holders = {pid for ring in gone for pid in case.scene.holders(ring.segment)}
+    who = next((e for e in case.scene.engines if e.pid in holders), case.scene.engines[0])
+    yield case.finding(
+        "shm-unlinked-early",
+        who.pid,
+        f"{len(gone)} of {len(case.rings)} rings have no file in /dev/shm any more: those who hold them go on,"
+        " nobody else can attach",
+        evidence=[
+            f"{ring.segment.name} ({ring.queue or 'unknown'} ring) is deleted and held by "
+            + ", ".join(case.label(pid) for pid in sorted(case.scene.holders(ring.segment)))
+            for ring in gone[:5]
+        ],
+        chain=(case.link(who.pid),),
+    )
 
 
 def _will_have_workers(case: Case) -> bool:

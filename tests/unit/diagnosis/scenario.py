@@ -192,6 +192,8 @@ class Server:
     """Whether the rings could be read."""
     resident: int = 40960
     """Bytes of each ring that are backed by memory."""
+    unlinked: bool = False
+    """The files of the rings are gone."""
     broadcast: Sequence[bytes] | None = None
     """Flags of the broadcast ring over the window; None: everything read."""
     replies: dict[int, Sequence[bytes]] = field(default_factory=dict)
@@ -353,7 +355,7 @@ class Server:
             holders = [*engine, *([pid] if pid in here else [])]
             if holders:
                 made.append(segment(2 + k, 10 * (24 * MIB + 2), holders, self.replies.get(k, [b"\x01" * 20])))
-        return [msgspec.structs.replace(s, resident=self.resident) for s in made]
+        return [msgspec.structs.replace(s, resident=self.resident, deleted=self.unlinked) for s in made]
 
     def _sockets(self) -> list[Socket]:
         def sock(inode: int, owner: int | None, **more: object) -> Socket:

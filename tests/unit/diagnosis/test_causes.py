@@ -12,7 +12,7 @@ from vllmdiag.diagnosis.judge import diagnose
 from vllmdiag.model.base import Missing
 from vllmdiag.model.diagnosis import Diagnosis
 from vllmdiag.model.process import Cgroup, Limits
-from vllmdiag.model.shm import Segment
+from vllmdiag.model.shm import Holder, Segment
 from vllmdiag.model.sockets import ProbeOutcome, ZmtpProbe
 
 from . import startup_cases
@@ -270,6 +270,27 @@ def paths_removed(server: Server) -> None:
     server.ipc_paths_missing = ("/tmp/in",)
 
 
+def rings_unlinked(server: Server) -> None:
+    server.unlinked = True
+
+
+def rings_unlinked_by_an_engine_that_ends(server: Server) -> None:
+    """It has left its loop: it removes what it made."""
+    server.unlinked = True
+    server.stacks[ENGINE] = (
+        ("MultiprocExecutor.shutdown", "vllm/v1/executor/multiproc_executor.py"),
+        *ENGINE_IDLE[-2:],
+    )
+
+
+def a_semaphore_unlinked(server: Server) -> None:
+    """Its maker unlinks it at once, and so it is meant."""
+    held = (Holder(pid=ENGINE, fds=(11,)), Holder(pid=W0, fds=(11,)))
+    server.extra_segments = (
+        Segment(path="/dev/shm/sem.mp-x1", dev=1, ino=98, size=32, resident=4096, deleted=True, holders=held),
+    )
+
+
 def _fds(used: int) -> dict[str, object]:
     return {"n_fds": used, "limits": Limits(nofile=1024)}
 
@@ -352,6 +373,7 @@ FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("shm-too-small", small_shm, "EngineCore", "critical"),
     ("shm-exhausted", full_shm, "EngineCore", "critical"),
     ("shm-full-of-leaks", heavy_leaks, "/dev/shm", "critical"),
+    ("shm-unlinked-early", rings_unlinked, "EngineCore", "warning"),
     ("collective-divergence", diverged, "Worker_TP0", "critical"),
     ("collective-divergence", different_collectives, None, "critical"),  # type: ignore[list-item]
     ("api-loop-blocked", loop_blocked, "APIServer", "critical"),
@@ -531,6 +553,8 @@ LOOK_ALIKES: list[tuple[str, Scenario, str]] = [
     ("shm-too-small", overcommitted_shm, "idle"),
     ("shm-full-of-leaks", few_leaks, "idle"),
     ("shm-full-of-leaks", held_segment, "idle"),
+    ("shm-unlinked-early", a_semaphore_unlinked, "idle"),
+    ("shm-unlinked-early", rings_unlinked_by_an_engine_that_ends, "busy"),
     ("client-not-reading", draining_client, "idle"),
     ("api-loop-blocked", slow_health_but_changing, "serving"),
     ("response-skew", reply_in_time, "serving"),
