@@ -1,4 +1,4 @@
-"""Layer 5: the API server's event loop, and clients that do not read."""
+"""Layer 5: the API server's event loop, clients that do not read, and clients whose leaving nobody has noticed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def client_findings(case: Case) -> Iterator[Finding]:
     """All findings of layer 5."""
     yield from _loop_blocked(case)
     yield from _not_reading(case)
+    yield from _left_unnoticed(case)
 
 
 def _loop_blocked(case: Case) -> Iterator[Finding]:
@@ -77,3 +78,37 @@ def _not_reading(case: Case) -> Iterator[Finding]:
         ],
         chain=chain,
     )
+
+
+def _left_unnoticed(case: Case) -> Iterator[Finding]:
+    """Clients have closed, the server does not close in turn, and the engine works on."""
+    ports = set(case.scene.http_ports)
+    servers = {m.pid for m in case.scene.servers if not case.halted(m.pid)}
+    answers = any(p.status is not None for p in case.scene.snapshot.http)
+    left = [
+        s
+        for s in case.scene.snapshot.sockets
+        if s.family != "unix" and s.port in ports and servers & set(s.pids) and _half_closed(s)
+    ]
+    works = [words for progress in case.progress.values() for words in progress.moved]
+    if not left or not answers or not works or case.starting:
+        return  # a loop that is blocked, or work that stands, is the reason then
+    who = Subject(role="Client", label=f"client {left[0].remote}")
+    owner = next(pid for pid in left[0].pids if pid in servers)
+    others = f" and {len(left) - 1} more" if len(left) > 1 else ""
+    yield case.finding(
+        "abort-not-seen",
+        who,
+        f"{who.label}{others} has closed its connection; {case.label(owner)} (pid {owner}) has not noticed,"
+        " and the engine works on",
+        evidence=[
+            *(f"{s.local} <- {s.remote}: CLOSE-WAIT in all of {len(s.samples)} samples" for s in left[:5]),
+            *works[:3],
+        ],
+        chain=[Link(subject=who, doing="has closed its connection"), case.link(owner, "has not noticed")],
+        pid=str(owner),
+    )
+
+
+def _half_closed(sock: Socket) -> bool:
+    return len(sock.samples) >= 2 and all(s.state == "CLOSE-WAIT" for s in sock.samples)

@@ -205,6 +205,8 @@ class Server:
     """Bytes that the engine has not read from its request socket."""
     send_q: Sequence[int] = ()
     """Send queue of one HTTP connection over the window; empty: no connection."""
+    http_states: Sequence[str] = ("ESTAB",) * 3
+    """Its states."""
     connected: bool = True
     ppid_engine: int = API
     no_api: bool = False
@@ -375,8 +377,8 @@ class Server:
                 made.append(sock(1003, ENGINE, peer_inode=1002, recv_q=self.input_backlog, samples=queue))
             if self.send_q:
                 samples = tuple(
-                    SocketSample(t=t, recv_q=0, send_q=q, state="ESTAB")
-                    for t, q in zip(TIMES, self.send_q, strict=True)
+                    SocketSample(t=t, recv_q=0, send_q=q, state=state)
+                    for t, q, state in zip(TIMES, self.send_q, self.http_states, strict=True)
                 )
                 made.append(
                     sock(

@@ -253,6 +253,20 @@ def deaf_client(server: Server) -> None:
     server.send_q = (490_000, 490_000, 490_000)
 
 
+def client_left(server: Server) -> None:
+    moving(server)
+    server.send_q, server.http_states = (0, 0, 0), ("CLOSE-WAIT",) * 3
+
+
+def client_is_leaving(server: Server) -> None:
+    client_left(server)
+    server.http_states = ("ESTAB", "CLOSE-WAIT", "CLOSE-WAIT")
+
+
+def client_left_an_idle_server(server: Server) -> None:
+    server.send_q, server.http_states = (0, 0, 0), ("CLOSE-WAIT",) * 3
+
+
 def start_waits(server: Server) -> None:
     server.stacks = {API: API_WAITS_START, ENGINE: ENGINE_WAITS_START, W0: WORKER_IN_STORE, W1: WORKER_IN_STORE}
     server.listening = False
@@ -378,6 +392,7 @@ FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("collective-divergence", different_collectives, None, "critical"),  # type: ignore[list-item]
     ("api-loop-blocked", loop_blocked, "APIServer", "critical"),
     ("client-not-reading", deaf_client, "client 10.0.0.9:41000", "warning"),
+    ("abort-not-seen", client_left, "client 10.0.0.9:41000", "warning"),
     ("endpoint-gone", disconnected, "EngineCore", "critical"),
     ("ring-inconsistent", broken_flags, "EngineCore", "critical"),
     ("fd-exhausted", no_descriptor_left, "APIServer", "critical"),
@@ -556,6 +571,8 @@ LOOK_ALIKES: list[tuple[str, Scenario, str]] = [
     ("shm-unlinked-early", a_semaphore_unlinked, "idle"),
     ("shm-unlinked-early", rings_unlinked_by_an_engine_that_ends, "busy"),
     ("client-not-reading", draining_client, "idle"),
+    ("abort-not-seen", client_is_leaving, "serving"),
+    ("abort-not-seen", client_left_an_idle_server, "idle"),
     ("api-loop-blocked", slow_health_but_changing, "serving"),
     ("response-skew", reply_in_time, "serving"),
     ("worker-busy", changing_worker, "busy"),
