@@ -229,7 +229,7 @@ def test_orphans_of_a_killed_api_server_then_what_is_left_when_they_are_killed_t
         os.kill(process.pid, signal.SIGKILL)
     wait_until("all are gone", lambda: not [p for p in (engine, *workers) if procs.state(p) not in ("", "Z")])
     answer = vllmdiag.json("diagnose")
-    assert answer.code == 1
+    assert answer.code == 1, answer.out[:3000]
     assert (answer.data["verdict"]["cause"], answer.data["verdict"]["layer"]) == ("shm-full-of-leaks", 3)
 
     dry = vllmdiag.json("shm", "clean")
