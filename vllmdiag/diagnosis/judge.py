@@ -24,6 +24,7 @@ from vllmdiag.model.snapshot import Snapshot
 from .activity import IDLE
 from .case import Case
 from .client_rules import client_findings
+from .output_rules import output_findings
 from .process_rules import process_findings
 from .queue_rules import queue_findings
 from .reach_rules import not_probed, probed_words, reach_findings
@@ -72,6 +73,7 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
         *ring_findings(case),
         *shm_findings(case),
         *client_findings(case),
+        *output_findings(case),
     ]
     findings = _fold(findings)
     missing = (*missing_of(snapshot), *not_probed(snapshot))

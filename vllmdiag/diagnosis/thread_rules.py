@@ -11,6 +11,7 @@ from vllmdiag.vllm.threads import expected, is_thread
 
 from .activity import IDLE, STOPPED, ThreadView
 from .case import Case
+from .output_rules import sending, unread_outputs
 
 
 def thread_findings(case: Case, engine: Member) -> Iterator[Finding]:
@@ -31,8 +32,10 @@ def thread_findings(case: Case, engine: Member) -> Iterator[Finding]:
                 chain=case.chain(engine.pid),
                 confidence="high" if case.scene.version else "medium",
             )
+        # A send that waits for a server which does not read is that server's fault, not the thread's.
+        held = sending(case, engine) if unread_outputs(case, engine) else None
         for view in views:
-            if view.still and act.kind == IDLE and not _at_rest(view.frames):
+            if view is not held and view.still and act.kind == IDLE and not _at_rest(view.frames):
                 yield _stuck_thread(case, engine, view)
 
 

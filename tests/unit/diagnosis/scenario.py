@@ -133,6 +133,12 @@ OUTPUT_WAITS: Stack = (
     ("EngineCoreProc.process_output_sockets", CORE),
     ("Thread.run", "threading.py"),
 )
+OUTPUT_SENDS: Stack = (
+    ("Socket.send", "zmq/sugar/socket.py"),
+    ("Socket.send_multipart", "zmq/sugar/socket.py"),
+    ("EngineCoreProc.process_output_sockets", CORE),
+    ("Thread.run", "threading.py"),
+)
 INPUT_STUCK: Stack = (
     ("LRUCache.popitem", "vllm/utils/cache.py"),
     ("EngineCoreProc.process_input_sockets", CORE),
@@ -203,6 +209,10 @@ class Server:
     listening: bool = True
     input_backlog: int = 0
     """Bytes that the engine has not read from its request socket."""
+    output_backlog: Sequence[int] = (0, 0, 0)
+    """Bytes that the server has not read of what the engine has sent."""
+    rss: Sequence[int] = (1 << 30,) * 3
+    """Of the server."""
     send_q: Sequence[int] = ()
     """Send queue of one HTTP connection over the window; empty: no connection."""
     http_states: Sequence[str] = ("ESTAB",) * 3
@@ -295,8 +305,8 @@ class Server:
             states = [states] * len(TIMES)
         used = self.cpu.get(pid, 0.0)
         return tuple(
-            ProcessSample(t=t, state=state, utime=5.0 + used * t, stime=1.0, rss=1 << 30)
-            for t, state in zip(TIMES, states, strict=True)
+            ProcessSample(t=t, state=state, utime=5.0 + used * t, stime=1.0, rss=rss if pid == API else 1 << 30)
+            for t, state, rss in zip(TIMES, states, self.rss, strict=True)
         )
 
     def _process(self, pid: int) -> Process:
@@ -373,7 +383,11 @@ class Server:
                 )
             if self.connected and ENGINE not in self.gone:
                 queue = tuple(SocketSample(t=t, recv_q=self.input_backlog, send_q=0, state="ESTAB") for t in TIMES)
-                made.append(sock(1002, API, local="/tmp/in", peer_inode=1003))
+                back = tuple(
+                    SocketSample(t=t, recv_q=n, send_q=0, state="ESTAB")
+                    for t, n in zip(TIMES, self.output_backlog, strict=True)
+                )
+                made.append(sock(1002, API, local="/tmp/in", peer_inode=1003, samples=back))
                 made.append(sock(1003, ENGINE, peer_inode=1002, recv_q=self.input_backlog, samples=queue))
             if self.send_q:
                 samples = tuple(

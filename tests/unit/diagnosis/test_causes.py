@@ -28,6 +28,8 @@ from .scenario import (
     INPUT_POLLS,
     INPUT_STUCK,
     MIB,
+    OUTPUT_SENDS,
+    OUTPUT_WAITS,
     WORKER0,
     WORKER_ALL_GATHER,
     WORKER_ALL_REDUCE,
@@ -267,6 +269,46 @@ def client_left_an_idle_server(server: Server) -> None:
     server.send_q, server.http_states = (0, 0, 0), ("CLOSE-WAIT",) * 3
 
 
+def outputs_not_read(server: Server) -> None:
+    server.threads["Thread-2 (process_output_sockets)"] = OUTPUT_SENDS
+    server.output_backlog = (4000, 4000, 4000)
+
+
+def outputs_kept_in_memory(server: Server) -> None:
+    """Three steps a round of the ring, nothing counted, and the server grows."""
+    stalled(server)
+    server.broadcast = [server.ring({(n // 2) % 10: [0, 1] if n % 2 else []}) for n in range(60)]
+    same = {"num_requests_running": 1.0, "generation_tokens_total": 5.0, "kv_cache_usage_perc": 0.25}
+    server.metrics = (same, same)
+    server.rss = (1 << 30, (1 << 30) + 4096, (1 << 30) + 8192)
+
+
+def a_prefill_in_chunks(server: Server) -> None:
+    """No token yet, but the cache fills."""
+    outputs_kept_in_memory(server)
+    server.metrics = (server.metrics[0], {**server.metrics[0], "kv_cache_usage_perc": 0.5}) if server.metrics else None
+
+
+def steps_and_a_server_that_does_not_grow(server: Server) -> None:
+    outputs_kept_in_memory(server)
+    server.rss = (1 << 30, 1 << 30, (1 << 30) + 8192)
+
+
+def an_old_release_without_figures_of_the_cache(server: Server) -> None:
+    outputs_kept_in_memory(server)
+    same = {"num_requests_running": 1.0, "generation_tokens_total": 5.0}
+    server.metrics = (same, same)
+
+
+def sends_once(server: Server) -> None:
+    outputs_not_read(server)
+    server.threads["Thread-2 (process_output_sockets)"] = [OUTPUT_WAITS, OUTPUT_SENDS, OUTPUT_WAITS]
+
+
+def outputs_read_between_two_looks(server: Server) -> None:
+    server.output_backlog = (4000, 0, 4000)
+
+
 def start_waits(server: Server) -> None:
     server.stacks = {API: API_WAITS_START, ENGINE: ENGINE_WAITS_START, W0: WORKER_IN_STORE, W1: WORKER_IN_STORE}
     server.listening = False
@@ -393,6 +435,8 @@ FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     ("api-loop-blocked", loop_blocked, "APIServer", "critical"),
     ("client-not-reading", deaf_client, "client 10.0.0.9:41000", "warning"),
     ("abort-not-seen", client_left, "client 10.0.0.9:41000", "warning"),
+    ("api-not-reading", outputs_not_read, "APIServer", "critical"),
+    ("api-not-reading", outputs_kept_in_memory, "APIServer", "critical"),
     ("endpoint-gone", disconnected, "EngineCore", "critical"),
     ("ring-inconsistent", broken_flags, "EngineCore", "critical"),
     ("fd-exhausted", no_descriptor_left, "APIServer", "critical"),
@@ -571,6 +615,11 @@ LOOK_ALIKES: list[tuple[str, Scenario, str]] = [
     ("shm-unlinked-early", a_semaphore_unlinked, "idle"),
     ("shm-unlinked-early", rings_unlinked_by_an_engine_that_ends, "busy"),
     ("client-not-reading", draining_client, "idle"),
+    ("api-not-reading", sends_once, "idle"),
+    ("api-not-reading", outputs_read_between_two_looks, "idle"),
+    ("api-not-reading", a_prefill_in_chunks, "serving"),
+    ("api-not-reading", steps_and_a_server_that_does_not_grow, "serving"),
+    ("api-not-reading", an_old_release_without_figures_of_the_cache, "serving"),
     ("abort-not-seen", client_is_leaving, "serving"),
     ("abort-not-seen", client_left_an_idle_server, "idle"),
     ("api-loop-blocked", slow_health_but_changing, "serving"),

@@ -20,6 +20,8 @@ from vllmdiag.lab.vllm.v1.figures import Figures
 from vllmdiag.lab.vllm.v1.utils import ServerPlace
 
 _BACKLOG = 2048
+_KV_BLOCKS = 256
+"""Blocks of the cache; each request that runs holds one."""
 _REASONS = {200: "OK", 404: "Not Found", 500: "Internal Server Error"}
 _CHUNK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
@@ -170,6 +172,7 @@ class _Server:
         families = (
             ("num_requests_running", "gauge", running),
             ("num_requests_waiting", "gauge", dict.fromkeys(running, 0)),
+            ("kv_cache_usage_perc", "gauge", {engine: n / _KV_BLOCKS for engine, n in running.items()}),
             ("generation_tokens_total", "counter", figures.totals("generated")),
             ("request_success_total", "counter", figures.totals("finished")),
         )
