@@ -62,7 +62,7 @@ def functions(pid: int) -> list[str]:
 
 
 @contextmanager
-def frozen_in(function: str, pids: Callable[[], list[int]], deadline_s: float = 120) -> Iterator[int]:
+def frozen_in(function: str, pids: Callable[[], list[int]], deadline_s: float = 180) -> Iterator[int]:
     """SIGSTOP one of the processes while `function` is on its stack; yields which, and lets it go on at the end."""
     with ExitStack() as cleanup:
 
@@ -81,44 +81,50 @@ def frozen_in(function: str, pids: Callable[[], list[int]], deadline_s: float = 
         yield int(wait_until(f"{function} is on a stack", caught, deadline_s, every_s=0.02) or 0)
 
 
-def children_of(server: Server, *parents: int) -> list[int]:
+def children_of(*parents: int) -> list[int]:
     """Its engines (or workers), titled or not."""
     return [p.pid for p in procs.children(parents, procs.scan()) if "resource_tracker" not in p.title]
 
 
 FREEZES = [
-    # (whose child, function on its stack, stage that must be said)
-    ("EngineCore", "_find_and_load", "imports modules"),
-    ("EngineCore", "wait_for_ready", "waits for its workers"),
-    ("Worker", "_find_and_load", "imports modules"),
-    ("Worker", "load_weights", "loads weights"),
-    ("Worker", "compile_or_warm_up_model", "warms up"),
-    ("EngineCore", "_initialize_kv_caches", "lets its workers profile"),
+    # (topology, nodes that are started, role, function on its stack, stage that must be said)
+    ("tp1", (0,), "EngineCore", "_find_and_load", "imports modules"),
+    ("tp1", (0,), "EngineCore", "wait_for_ready", "waits for its workers"),
+    ("tp1", (0,), "Worker", "_find_and_load", "imports modules"),
+    ("tp1", (0,), "Worker", "load_weights", "loads weights"),
+    ("tp1", (0,), "APIServer", "wait_for_engine_startup", "waits for its engines"),
+    ("two_nodes", (0,), "Worker", "init_process_group", "meets the other ranks at the store"),
+    ("headless_dp2", (1,), "EngineCore", "startup_handshake", "said HELLO, waits for its addresses"),
 ]
 
 
-@pytest.mark.parametrize(("role", "function", "stage"), FREEZES, ids=str)
+@pytest.mark.parametrize(("topology", "only", "role", "function", "stage"), FREEZES, ids=str)
 def test_a_process_stopped_at_a_stage_is_named_with_its_stage(
-    launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path, role: str, function: str, stage: str
+    launch: Launch,
+    vllmdiag: Vllmdiag,
+    installation: Installation,
+    tmp_path: Path,
+    topology: str,
+    only: tuple[int, ...],
+    role: str,
+    function: str,
+    stage: str,
 ) -> None:
-    if function == "load_weights":  # too short to be caught, if nothing held it up
-        model = checkpoints.with_fifo(installation.tiny, tmp_path / "model").parent
-    else:
-        model = checkpoints.with_weights(installation.tiny, tmp_path / "model")
-    server = launch("tp1", model=str(model), args=LOAD)
+    fifo = checkpoints.with_fifo(installation.tiny, tmp_path / "model")
+    dummy = () if topology == "headless_dp2" else LOAD
+    server = launch(topology, only=only, model=str(fifo.parent), args=dummy)
 
     def candidates() -> list[int]:
-        engines = children_of(server, *server.roots)
-        return engines if role == "EngineCore" else children_of(server, *engines)
+        if role == "APIServer":
+            return server.roots
+        engines = children_of(*server.roots)
+        return engines if role == "EngineCore" else children_of(*engines)
 
     with frozen_in(function, candidates) as pid:
         verdict = named(vllmdiag, server, "process-stopped", deadline_s=30)
         assert (verdict["subject"]["pid"], verdict["subject"]["role"]) == (pid, role), verdict
         assert any(f"stage of its start-up: {stage}" in words for words in verdict["evidence"]), verdict["evidence"]
         assert verdict["chain"][-1]["subject"]["pid"] == pid
-    if function == FREEZES[-1][1]:
-        server.wait_ready()
-        assert vllmdiag.json("diagnose", server.api).code == 0
 
 
 def test_a_fifo_in_place_of_the_weights(
@@ -263,8 +269,8 @@ def two_nodes(launch: Launch, **second: Any) -> tuple[Server, Server]:
 
 def test_a_second_node_that_is_stopped(launch: Launch, vllmdiag: Vllmdiag) -> None:
     head, other = two_nodes(launch)
-    wait_until("node 1 has a worker", lambda: children_of(other, *other.roots), 90)
-    with faults.stopped(*other.roots, *children_of(other, *other.roots)):
+    wait_until("node 1 has a worker", lambda: children_of(*other.roots), 90)
+    with faults.stopped(*other.roots, *children_of(*other.roots)):
         verdict = named(vllmdiag, head, "process-stopped", deadline_s=60)
         assert verdict["subject"]["node"] == "node 1"
         assert verdict["subject"]["role"] == "Worker"
@@ -272,7 +278,7 @@ def test_a_second_node_that_is_stopped(launch: Launch, vllmdiag: Vllmdiag) -> No
 
 def test_a_second_node_that_is_dead(launch: Launch, vllmdiag: Vllmdiag) -> None:
     head, other = two_nodes(launch)
-    wait_until("node 1 has a worker", lambda: children_of(other, *other.roots), 90)
+    wait_until("node 1 has a worker", lambda: children_of(*other.roots), 90)
     other.stop()
     verdict = named(vllmdiag, head, "startup-barrier")
     assert verdict["subject"]["node"] == "node 1"

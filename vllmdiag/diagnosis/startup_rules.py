@@ -83,7 +83,8 @@ def _finding(case: Case, root: Standing, places: Sequence[Standing]) -> Finding:
         return _say(case, "slow-compile", root, places, why, more=held)
     if stage is not None and stage.waits_for in ("front", "coordinator", "engines", "children", "queues"):
         return _handshake(case, root, places)
-    return _say(case, "startup-phase-stuck", root, places, kernel_words(case, root.pid))
+    held = _halted_children(case, root)
+    return _say(case, "startup-phase-stuck", root, places, held[0] if held else kernel_words(case, root.pid), more=held)
 
 
 def _say(  # noqa: PLR0913  one argument for each part of the sentence
