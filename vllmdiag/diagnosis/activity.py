@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllmdiag.model.base import Missing
 from vllmdiag.model.process import Frame, Process, StackDump, ThreadSample, ThreadStack
@@ -65,6 +65,8 @@ class Activity:
     """Its main thread showed the same frames in every dump."""
     cpu: float = 0.0
     """Cores used over the window by its main thread (by the process where threads were not read)."""
+    starved: float = 0.0
+    """Share of the window that its main thread stood in the queue for a processor."""
     seen: bool = False
     """Its stack could be read at least once."""
     main: ThreadView | None = None
@@ -82,6 +84,17 @@ class Activity:
 
 def activity_of(process: Process, member: Member, window_s: float) -> Activity:
     """Judge one member over the window."""
+    return replace(_activity(process, member, window_s), starved=_starved(process))
+
+
+def _starved(process: Process) -> float:
+    delays = [(s.t, s.run_delay) for s in process.samples if s.run_delay is not None and s.state]
+    if len(delays) < 2 or delays[-1][0] <= delays[0][0]:
+        return 0.0
+    return ((delays[-1][1] or 0.0) - (delays[0][1] or 0.0)) / (delays[-1][0] - delays[0][0])
+
+
+def _activity(process: Process, member: Member, window_s: float) -> Activity:
     threads = _threads(process, window_s)
     main = next((t for t in threads if t.tid == process.pid), None) or next(
         (t for t in threads if t.name == "MainThread"), None

@@ -18,6 +18,8 @@ from .rings import Ring
 from .thread_rules import thread_findings
 from .waits import absent_from, broadcast_ring, laggards, path_to, unread_replies
 
+_STARVED = 0.3
+"""A main thread that stood in the run queue for this share of the window may be slow for that reason alone."""
 _WAITS = ("idle", "collective", "gpu_wait", "wait_response", "wait_readers", "wait_start")
 
 
@@ -77,7 +79,10 @@ class _HeldUp:
         if any(self.case.halted(w.pid) for w in self.workers):
             return  # layer 1 has named the root
         progress = self.case.progress[self.engine.pid]
-        if self.act.kind == IDLE:
+        if starved := [m for m in (self.engine, *self.workers) if self.case.acts[m.pid].starved >= _STARVED]:
+            if progress.frozen:
+                yield self._starved(starved)
+        elif self.act.kind == IDLE:
             if not progress.moved:
                 yield from self._idle()
         elif progress.frozen:
@@ -100,6 +105,9 @@ class _HeldUp:
             yield self._lost_wakeup(asleep[0])
         elif busy:
             yield self._busy(busy, {w.pid for w, _ in behind})
+        elif cut := [w for w in self.workers if self._asleep(w) and self._unsent(w)]:
+            summary = f"{self.engine.label} waits for {cut[0].label} (pid {cut[0].pid}), which nothing reaches"
+            yield self.say("rank-never-answered", cut[0], summary, self._unsent(cut[0]), confidence="medium")
         elif unseen := [w for w in self.workers if not self.case.acts[w.pid].seen]:
             names = ", ".join(w.label for w in unseen)
             summary = f"{self.engine.label} waits for {names}, whose stacks cannot be read here"
@@ -122,6 +130,13 @@ class _HeldUp:
     def _asleep(self, worker: Member) -> bool:
         act = self.case.acts[worker.pid]
         return act.state == "idle" and not act.on_cpu
+
+    def _starved(self, members: list[Member]) -> Finding:
+        """They want to run and get no processor: that nothing moved proves nothing."""
+        shares = [f"{m.label}: {self.case.acts[m.pid].starved:.0%} of the window" for m in members]
+        names = ", ".join(m.label for m in members)
+        summary = f"{names} stood in the queue for a processor: the host is short of CPU"
+        return self.say("busy", members[0], summary, shares, severity="info", confidence="low")
 
     # -- the roots ----------------------------------------------------------------------------------------------------
 
@@ -210,7 +225,9 @@ class _HeldUp:
             summary = f"{said}; {root.label} (pid {root.pid}) is not in it: {self.doing(root)}"
             if ring is not None and root.pid not in ring.readers and self._asleep(root):
                 # It reads over TCP and has no flag: whether the call ever reached it cannot be told from here.
-                return self.say("rank-never-answered", root, summary, words, confidence="medium")
+                return self.say(
+                    "rank-never-answered", root, summary, [*self._unsent(root), *words], confidence="medium"
+                )
             return self.say("collective-divergence", root, summary, words, confidence="high" if still else "medium")
         if len(groups) > 1:
             fewest = min(groups.values(), key=len)
@@ -221,6 +238,20 @@ class _HeldUp:
             summary = f"all local ranks wait: {said}; {remote} ranks are on other nodes"
             return self.say("rank-never-answered", self.engine, summary, words, layer=4, confidence="medium")
         return self.undecided(4, f"all ranks are in the same collective and it does not finish: {said}")
+
+    def _unsent(self, root: Member) -> list[str]:
+        """What the engine has sent over TCP to a rank, and the other end has not acknowledged in the whole window."""
+        sockets = self.case.scene.snapshot.sockets
+        far_ends = {s.local for s in sockets if s.family != "unix" and root.pid in s.pids}
+        return [
+            f"{s.samples[-1].send_q} B of {self.engine.label} to {root.label} ({s.remote}) not acknowledged in any of"
+            f" {len(s.samples)} samples"
+            for s in sockets
+            if s.remote in far_ends
+            and self.engine.pid in s.pids
+            and len(s.samples) >= 2
+            and all(x.send_q > 0 for x in s.samples)
+        ]
 
     def _remote_ranks(self) -> int:
         options = self.case.scene.options

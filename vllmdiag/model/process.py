@@ -29,6 +29,8 @@ class ProcessSample(Fact, frozen=True, kw_only=True):
     """Bytes returned by read(2) and friends (/proc/PID/io rchar), None where not readable."""
     rss: int = 0
     """Resident set, bytes."""
+    run_delay: float | None = None
+    """Seconds its main thread has stood in the queue for a processor since its start (/proc/PID/schedstat)."""
 
 
 class ThreadSample(Fact, frozen=True, kw_only=True):

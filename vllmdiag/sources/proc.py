@@ -68,6 +68,7 @@ def sample(pid: int, starttime: int, t: float, root: str = "/") -> ProcessSample
         if stat is None or stat.starttime != starttime:
             return ProcessSample(t=t, state="")
         io = _io(directory)
+        run_delay = _run_delay(directory)
     except OSError:
         return ProcessSample(t=t, state="")
     finally:
@@ -81,6 +82,7 @@ def sample(pid: int, starttime: int, t: float, root: str = "/") -> ProcessSample
         rss=stat.rss,
         read_bytes=io.get("read_bytes"),
         rchar=io.get("rchar"),
+        run_delay=run_delay,
     )
 
 
@@ -187,6 +189,14 @@ def _process(pid: int, raw: bytes, now_s: float, hole: Missing | None = None) ->
         ),
         missing=(hole,) if hole else (),
     )
+
+
+def _run_delay(directory: int) -> float | None:
+    """Seconds; None where the kernel keeps no such account."""
+    try:
+        return int(procfs.read("schedstat", directory).split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _io(directory: int) -> dict[str, int]:

@@ -178,6 +178,8 @@ class Server:
     """A server of one engine with `tp` workers, idle until a test says otherwise: set fields, then take `snapshot`."""
 
     tp: int = 2
+    run_delay: dict[int, float] = field(default_factory=dict)
+    """Share of the window that the main thread of a process stood in the run queue."""
     uniproc: bool = False
     """The engine runs the model itself, as it does with TP=1 on GPUs: no worker, no ring."""
     version: str | None = "0.32.0"
@@ -304,8 +306,16 @@ class Server:
         if isinstance(states, str):
             states = [states] * len(TIMES)
         used = self.cpu.get(pid, 0.0)
+        waited = self.run_delay.get(pid, 0.0)
         return tuple(
-            ProcessSample(t=t, state=state, utime=5.0 + used * t, stime=1.0, rss=rss if pid == API else 1 << 30)
+            ProcessSample(
+                t=t,
+                state=state,
+                utime=5.0 + used * t,
+                stime=1.0,
+                rss=rss if pid == API else 1 << 30,
+                run_delay=waited * t,
+            )
             for t, state, rss in zip(TIMES, states, self.rss, strict=True)
         )
 

@@ -764,3 +764,13 @@ def test_an_idle_engine_behind_a_server_that_does_not_answer_is_not_called_healt
     verdict = judged(health=None).verdict
     assert (verdict.status, verdict.cause) == ("unknown", "unknown")
     assert "/health" in verdict.summary
+
+
+def test_a_server_that_gets_no_processor_is_slow_and_not_stuck() -> None:
+    def change(server: Server) -> None:
+        diverged(server)
+        server.run_delay = {W0: 0.8}
+
+    verdict = judged(change).verdict
+    assert (verdict.status, verdict.cause) == ("ok", "busy")
+    assert "short of CPU" in verdict.summary
