@@ -225,9 +225,7 @@ class _HeldUp:
             summary = f"{said}; {root.label} (pid {root.pid}) is not in it: {self.doing(root)}"
             if ring is not None and root.pid not in ring.readers and self._asleep(root):
                 # It reads over TCP and has no flag: whether the call ever reached it cannot be told from here.
-                return self.say(
-                    "rank-never-answered", root, summary, [*self._unsent(root), *words], confidence="medium"
-                )
+                return self.say("rank-never-answered", root, summary, words, confidence="medium")
             return self.say("collective-divergence", root, summary, words, confidence="high" if still else "medium")
         if len(groups) > 1:
             fewest = min(groups.values(), key=len)

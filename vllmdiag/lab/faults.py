@@ -38,13 +38,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[dict[str, Any], ...] = ()
     """What is done, in order: functions of `vllmdiag.lab.inject` with their arguments."""
     healthy: bool = False
-    judged: bool = True
-    """False: the catalogue has no such cause yet; `note` says what evidence it would take."""
     slow: bool = False
     """It takes more than half a minute to be sure."""
     needs: tuple[str, ...] = ()
     """What this machine must offer: see `lacking`."""
-    note: str = ""
 
     def start(self) -> Shape:
         """What server it takes."""

@@ -31,10 +31,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def misses(self) -> tuple[str, ...]:
-        """In what the diagnosis is wrong; empty where it is right, or where nothing was asked of it yet."""
-        if self.diagnosis is None or not self.fault.judged:
-            return ()
-        return self.fault.misses(self.diagnosis)
+        """In what the diagnosis is wrong; empty where it is right, or where there is none."""
+        return self.fault.misses(self.diagnosis) if self.diagnosis is not None else ()
 
     @property
     def got(self) -> str:
@@ -46,11 +44,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> str:
-        """``ok``, ``MISS``, ``not judged yet`` or ``left out``."""
+        """``ok``, ``MISS`` or ``left out``."""
         if self.diagnosis is None:
             return "left out"
-        if not self.fault.judged:
-            return "not judged yet"
         return "MISS" if self.misses else "ok"
 
 

@@ -21,10 +21,8 @@ def run() -> int:
     page = Page(output.style)
     for fault in faults().values():
         lacking = fault.lacking()
-        notes = ["" if fault.judged else "not judged yet", f"needs {lacking}" if lacking else ""]
-        page.line(Span(fault.name, "head"), "  ", fault.expected, *(Span(f"  ({n})", "warn") for n in notes if n))
+        note = (Span(f"  (needs {lacking})", "warn"),) if lacking else ()
+        page.line(Span(fault.name, "head"), "  ", fault.expected, *note)
         page.line(fault.does, indent=2)
-        if fault.note:
-            page.line(Span(f"evidence that a rule would need: {fault.note}", "dim"), indent=2)
     output.write(page.text())
     return ExitCode.OK

@@ -42,7 +42,7 @@ def run(
 
     def show(run: Run) -> None:
         outcomes[run.outcome] = outcomes.get(run.outcome, 0) + 1
-        got = run.got if run.misses or not run.fault.judged else ""
+        got = run.got if run.misses else ""
         line = f"{run.outcome:<15} {run.fault.name:<25} {run.fault.expected}"
         more = f"   got {got}" if got else f"   needs {run.skipped}" if run.skipped else ""
         write(f"{line}{more}   {run.wall_s:.0f} s\n" + "".join(f"{'':16}{miss}\n" for miss in run.misses))
