@@ -51,7 +51,7 @@ def test_one_of_two_api_servers_of_one_engine_stopped(server: Server, vllmdiag: 
 
 @pytest.mark.topology("dp2")
 def test_one_of_two_engines_works_and_the_other_hangs_in_a_call(server: Server, vllmdiag: Vllmdiag) -> None:
-    with faults.stopped(server.workers[1]), server.load(2, max_tokens=8):
+    with server.load(4, max_tokens=8), faults.stopped(server.workers[1]):
         answer = vllmdiag.json("diagnose", server.roots[0])
         assert (answer.code, answer.data["verdict"]["cause"]) == (2, "process-stopped")
         assert answer.data["verdict"]["subject"]["rank"]["dp"] == 1
