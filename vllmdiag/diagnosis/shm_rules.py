@@ -117,9 +117,9 @@ def _leaks(case: Case) -> Iterator[Finding]:
 def leak_words(leaks: tuple[Segment, ...]) -> str:
     """One line about segments of dead servers."""
     used = sum(s.resident or 0 for s in leaks)
-    return (
-        f"{len(leaks)} segments of dead vLLM servers are left in /dev/shm, {_mib(used)} resident; no process holds them"
-    )
+    one = len(leaks) == 1
+    what = "1 segment of a dead vLLM server is" if one else f"{len(leaks)} segments of dead vLLM servers are"
+    return f"{what} left in /dev/shm, {_mib(used)} resident; no process holds {'it' if one else 'them'}"
 
 
 def leak_line(segment: Segment) -> str:
