@@ -291,8 +291,8 @@ def _uninterruptible(case: Case) -> Iterator[Finding]:
     for member in case.scene.instance.members:
         if member.role in _WORKING and case.acts[member.pid].kind == UNINTERRUPTIBLE:
             process = case.scene.processes[member.pid]
-            if process.sigkill_pending:
-                continue
+            if process.sigkill_pending or (case.starting and case.motion[member.pid]):
+                continue  # a slow disk may take longer than a short window for one read
             yield case.finding(
                 "process-uninterruptible",
                 member.pid,

@@ -12,6 +12,10 @@ from .scene import Scene
 
 _CPU = 0.05
 """Cores below which a process does not compute."""
+_STARVED = 0.3
+"""Share of the window in the queue for a processor from which on a standstill proves nothing."""
+_SLOW_READ_S = 10.0
+"""A process that has been in D for less than this may merely wait for a slow disk."""
 _HELPER_CPU_S = 0.02
 _RCHAR_BYTES = 1 << 16
 """Fewer bytes than this come from looks at pipes and at /proc, not from loading."""
@@ -44,14 +48,22 @@ def _words(scene: Scene, acts: Mapping[int, Activity], member: Member, window_s:
         yield "pages come in"
     if not waits and act.main is not None and len(act.main.stacks) > 1 and not act.main.still:
         yield "its stack changes"
-    if not waits and cpu < _CPU and _starved(process):
+    if act.starved >= _STARVED or (not waits and cpu < _CPU and _runnable(process)):
         yield "runnable, and short of CPU"
+    if _waits_for_storage(process):
+        yield f"waits for storage since {process.last_ran_s:.0f} s"
     if process.age_s is not None and process.age_s < window:
         yield "just started"
     yield from _helpers_at_work(scene, member, window)
 
 
-def _starved(process: Process) -> bool:
+def _waits_for_storage(process: Process) -> bool:
+    """In D, and not for long: one read of a slow disk may take longer than a window."""
+    in_d = bool(process.samples) and process.samples[-1].state == "D"
+    return in_d and process.last_ran_s is not None and process.last_ran_s < _SLOW_READ_S
+
+
+def _runnable(process: Process) -> bool:
     """Runnable in most looks: it would go on if the machine let it. One that polls is seen so now and then."""
     looks = [s.state for s in process.samples if s.state]
     return len(looks) >= 2 and sum(state == "R" for state in looks) * 2 > len(looks)

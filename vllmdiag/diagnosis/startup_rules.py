@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from vllmdiag.model.diagnosis import Finding, Link, Subject
+from vllmdiag.model.startup import FileLock
 from vllmdiag.vllm.loglines import find
-from vllmdiag.vllm.stages import is_network_filesystem, shim_in
+from vllmdiag.vllm.stages import cache_settings, is_cache, is_network_filesystem, shim_in
 
 from .case import Case
 from .endpoint_rules import certain_findings, endpoint_findings, interface_faults
@@ -240,9 +241,7 @@ def _identities(case: Case, root: Standing) -> list[str]:
 
 def _locked(case: Case, root: Standing, places: Sequence[Standing]) -> Finding:
     """It waits for a lock file. Whoever holds it is alive, stopped, or gone."""
-    locks = [lock for lock in case.scene.snapshot.locks if lock.holder != root.pid]
-    waiting = [lock for lock in locks if root.pid in lock.waiters]
-    suspects = waiting or locks
+    suspects = _suspects(case, root)
     words = []
     for lock in suspects[:5]:
         age = f", untouched for {lock.age_s:.0f} s" if lock.age_s is not None else ""
@@ -273,6 +272,16 @@ def _locked(case: Case, root: Standing, places: Sequence[Standing]) -> Finding:
         confidence="high" if only is not None else "medium",
         severity="warning" if alive else "",
     )
+
+
+def _suspects(case: Case, root: Standing) -> list[FileLock]:
+    """The locks it may wait for: one whose queue it stands in, else those in caches it is told to use, else any."""
+    locks = [lock for lock in case.scene.snapshot.locks if lock.holder != root.pid]
+    waiting = [lock for lock in locks if root.pid in lock.waiters]
+    told = [place for name in cache_settings() if (place := case.scene.environ(name))]
+    inside = [lock for lock in locks if any(lock.path.startswith(place.rstrip("/") + "/") for place in told)]
+    caches = [lock for lock in locks if is_cache(lock.path)]
+    return waiting or inside or caches or locks
 
 
 def _spinning(case: Case, places: Sequence[Standing]) -> Iterator[Finding]:

@@ -52,6 +52,8 @@ class _Tables(msgspec.Struct, frozen=True):
     shard: str
     weights: str
     lock_files: str
+    caches: str
+    cache_settings: tuple[str, ...]
     shims: tuple[Shim, ...]
     socket_name_bytes: int
     unix_path_limit: int
@@ -121,6 +123,16 @@ def is_weights(path: str) -> bool:
 def is_lock_file(path: str) -> bool:
     """The path is that of a lock of a cache: ``.../lock`` or ``.../<key>.lock``."""
     return re.search(_tables().lock_files, path) is not None
+
+
+def is_cache(path: str) -> bool:
+    """The path lies in a cache of a compiler or of downloads, by its usual names."""
+    return re.search(_tables().caches, path) is not None
+
+
+def cache_settings() -> tuple[str, ...]:
+    """Environment variables that say where caches lie, the most exact ones first."""
+    return _tables().cache_settings
 
 
 def shim_in(libraries: Sequence[str]) -> tuple[str, Shim] | None:

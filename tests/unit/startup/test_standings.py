@@ -171,6 +171,40 @@ def test_a_lock_whose_holder_lives_is_a_warning() -> None:
     assert "held by python3 999" in verdict.summary
 
 
+def test_a_lock_of_a_cache_it_uses_is_told_from_locks_of_others() -> None:
+    server = Server()
+    cases.lock_held_by_a_dead_one(server)
+    mine = FileLock(path="/cache/of/mine/locks/a.lock", kind="FLOCK", holder=999, holder_state="S")
+    others = [FileLock(path=f"/tmp/{n}.lock", kind="FLOCK", holder=n, holder_state="S") for n in (777, 888)]
+    server.fields = {"locks": (*others, mine)}
+    server.processes = {API: {"environ": {"TORCHINDUCTOR_CACHE_DIR": "/cache/of/mine"}}}
+    assert "/cache/of/mine/locks/a.lock, held by" in diagnose(server.snapshot()).verdict.summary
+    server.processes = {}
+    verdict = diagnose(server.snapshot()).verdict
+    assert "waits for a lock file" in verdict.summary
+    assert verdict.confidence == "medium"
+
+
+def test_one_read_of_a_slow_disk_that_outlasts_the_window_is_no_fault_for_a_while() -> None:
+    server = Server()
+    cases.loads_nothing(server)
+    server.states = {W0: "D"}
+    server.processes = {W0: {"last_ran_s": 4.0}}
+    verdict = diagnose(server.snapshot()).verdict
+    assert verdict.cause == "starting", verdict.summary
+    assert any("waits for storage since 4 s" in words for words in verdict.evidence)
+    server.processes = {W0: {"last_ran_s": 40.0}}
+    assert diagnose(server.snapshot()).verdict.cause == "process-uninterruptible"
+
+
+def test_a_start_up_without_a_processor_is_not_called_stuck() -> None:
+    server = Server()
+    cases.at_the_store(server)
+    delays = tuple(ProcessSample(t=t, state="S", utime=5.0, stime=1.0, run_delay=0.6 * t) for t in TIMES)
+    server.processes = {W0: {"samples": delays}}
+    assert diagnose(server.snapshot()).verdict.cause == "starting"
+
+
 def test_one_frame_for_ten_minutes_at_full_cpu_is_a_warning_and_no_sooner() -> None:
     server = Server()
     cases.stands(server, cases.WARMS_UP, WORKER_IDLE)
