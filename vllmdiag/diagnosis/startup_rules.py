@@ -57,8 +57,14 @@ def _stuck(case: Case) -> Iterator[Finding]:
     if min((age for age in ages if age is not None), default=_PATIENCE_S) < _PATIENCE_S:
         return
     root = first_blocker(places)
-    if root is not None:
+    if root is not None and not _waits_for_storage(case, root):
         yield _finding(case, root, places)
+
+
+def _waits_for_storage(case: Case, root: Standing) -> bool:
+    """It loads, and has run a moment ago: the next bytes of a slow disk may take longer than this window."""
+    since = case.since(root.pid)
+    return root.stage is not None and root.stage.part == "load" and since is not None and since < _PATIENCE_S
 
 
 def first_blocker(places: Sequence[Standing]) -> Standing | None:
