@@ -79,7 +79,7 @@ class _HeldUp:
         if any(self.case.halted(w.pid) for w in self.workers):
             return  # layer 1 has named the root
         progress = self.case.progress[self.engine.pid]
-        if starved := [m for m in (self.engine, *self.workers) if self.case.acts[m.pid].starved >= _STARVED]:
+        if starved := self._kept_from_running():
             if progress.frozen:
                 yield self._starved(starved)
         elif self.act.kind == IDLE:
@@ -130,6 +130,16 @@ class _HeldUp:
     def _asleep(self, worker: Member) -> bool:
         act = self.case.acts[worker.pid]
         return act.state == "idle" and not act.on_cpu
+
+    def _kept_from_running(self) -> list[Member]:
+        """Ranks that have something to do and stand in the queue for a processor.
+
+        One that spins in a wait, or that is in the same call all the time, may stand there too: that excuses nothing.
+        """
+        behind = {worker.pid for worker, _ in laggards(self.case, self.engine)}
+        acts = self.case.acts
+        ranks = [w for w in self.workers if acts[w.pid].state == "collective" or w.pid in behind]
+        return [w for w in ranks if acts[w.pid].starved >= _STARVED]
 
     def _starved(self, members: list[Member]) -> Finding:
         """They want to run and get no processor: that nothing moved proves nothing."""

@@ -768,9 +768,18 @@ def test_an_idle_engine_behind_a_server_that_does_not_answer_is_not_called_healt
 
 def test_a_server_that_gets_no_processor_is_slow_and_not_stuck() -> None:
     def change(server: Server) -> None:
-        diverged(server)
-        server.run_delay = {W0: 0.8}
+        stalled(server)
+        server.stacks[W1] = WORKER_ALL_REDUCE
+        server.run_delay = {W0: 0.8, W1: 0.6}
 
     verdict = judged(change).verdict
     assert (verdict.status, verdict.cause) == ("ok", "busy")
     assert "short of CPU" in verdict.summary
+
+
+def test_waiters_that_spin_for_a_processor_do_not_excuse_the_one_they_wait_for() -> None:
+    def change(server: Server) -> None:
+        worker_in_method(server)
+        server.run_delay = {ENGINE: 0.7, W0: 0.7, W1: 0.5}
+
+    assert judged(change).verdict.cause == "worker-busy"
