@@ -92,8 +92,10 @@ def phase_of(places: Sequence[Standing]) -> str:
 
 def stage_evidence(case: Case, pid: int) -> list[str]:
     """The stage at which a process of a start-up was stopped, where its stack shows it; nothing afterwards."""
-    place = standing_of(case, pid) if case.starting else None
-    return [f"stage of its start-up: {place.words}"] if place is not None and place.stage is not None else []
+    # A stopped server says nothing of whether it starts: only its own stack does.
+    place = standing_of(case, pid) if case.starting or not case.listening else None
+    told = place is not None and place.stage is not None and not place.ready
+    return [f"stage of its start-up: {place.words}"] if place is not None and told else []
 
 
 def stages_left(case: Case) -> list[str]:

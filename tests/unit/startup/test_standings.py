@@ -131,6 +131,18 @@ def test_a_stopped_process_is_named_with_its_stage() -> None:
     assert "stage of its start-up: meets the other ranks at the store" in verdict.evidence
 
 
+def test_a_stopped_server_is_named_with_its_stage_too() -> None:
+    server = standing_server()
+    server.states = {API: "T"}
+    assert "stage of its start-up: waits for its engines: 0 of 1 ready" in diagnose(server.snapshot()).verdict.evidence
+
+
+def test_of_a_process_stopped_while_it_serves_no_stage_is_told() -> None:
+    verdict = diagnose(Server(states={W1: "T"}).snapshot()).verdict
+    assert verdict.cause == "process-stopped"
+    assert not any("stage of its start-up" in words for words in verdict.evidence)
+
+
 def test_a_dead_worker_is_named_with_the_stages_of_those_that_live() -> None:
     server = standing_server()
     server.states = {W1: ("S", "S", "Z")}
