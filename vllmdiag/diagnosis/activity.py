@@ -77,6 +77,11 @@ class Activity:
         """It computes, or spins."""
         return self.cpu >= _BUSY_CORE
 
+    @property
+    def wants_cpu(self) -> bool:
+        """It computes, or would if it got a processor."""
+        return self.cpu + self.starved >= _BUSY_CORE
+
     def thread(self, part: str) -> ThreadView | None:
         """The Python thread whose name contains `part`."""
         return next((t for t in self.threads if part in t.name), None)

@@ -79,7 +79,9 @@ class _HeldUp:
         if any(self.case.halted(w.pid) for w in self.workers):
             return  # layer 1 has named the root
         progress = self.case.progress[self.engine.pid]
-        if starved := self._kept_from_running():
+        ring = broadcast_ring(self.case, self.engine)
+        full = ring is not None and ring.full  # in every look: that is no want of a processor
+        if not full and (starved := self._kept_from_running()):
             if progress.frozen:
                 yield self._starved(starved)
         elif self.act.kind == IDLE:
@@ -220,7 +222,7 @@ class _HeldUp:
             summary = f"{name} is in a long step: {act.doing}"
             return self.say("busy", worker, summary, words, severity="info", confidence="medium")
         summary = f"{name} is inside one call, {act.doing.removeprefix('in ')}; {self.engine.label} waits for it"
-        return self.say("worker-busy", worker, summary, words, severity="warning" if act.on_cpu else "critical")
+        return self.say("worker-busy", worker, summary, words, severity="warning" if act.wants_cpu else "critical")
 
     def _collective(self, inside: list[Member]) -> Finding:
         groups: dict[str, list[str]] = {}
