@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -10,8 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,70 +59,9 @@ def functions(pid: int) -> list[str]:
     return [frame["name"].rsplit(".", 1)[-1] for frame in main["frames"]] if main else []
 
 
-@contextmanager
-def frozen_in(function: str, pids: Callable[[], list[int]], deadline_s: float = 180) -> Iterator[int]:
-    """SIGSTOP one of the processes while `function` is on its stack; yields which, and lets it go on at the end."""
-    with ExitStack() as cleanup:
-
-        def caught() -> int | None:
-            for pid in pids():
-                if function in functions(pid):
-                    stopped = ExitStack()
-                    with suppress(ProcessLookupError):
-                        stopped.enter_context(faults.stopped(pid))
-                        if function in functions(pid):
-                            cleanup.push(stopped.pop_all())
-                            return pid
-                    stopped.close()
-            return None
-
-        yield int(wait_until(f"{function} is on a stack", caught, deadline_s, every_s=0.02) or 0)
-
-
 def children_of(*parents: int) -> list[int]:
     """Its engines (or workers), titled or not."""
     return [p.pid for p in procs.children(parents, procs.scan()) if "resource_tracker" not in p.title]
-
-
-FREEZES = [
-    # (topology, nodes that are started, role, function on its stack, stage that must be said)
-    ("tp1", (0,), "EngineCore", "_find_and_load", "imports modules"),
-    ("tp1", (0,), "EngineCore", "wait_for_ready", "waits for its workers"),
-    ("tp1", (0,), "Worker", "_find_and_load", "imports modules"),
-    ("tp1", (0,), "Worker", "load_weights", "loads weights"),
-    ("tp1", (0,), "APIServer", "wait_for_engine_startup", "waits for its engines"),
-    ("two_nodes", (0,), "Worker", "init_process_group", "meets the other ranks at the store"),
-    ("headless_dp2", (1,), "EngineCore", "startup_handshake", "said HELLO, waits for its addresses"),
-]
-
-
-@pytest.mark.parametrize(("topology", "only", "role", "function", "stage"), FREEZES, ids=str)
-def test_a_process_stopped_at_a_stage_is_named_with_its_stage(
-    launch: Launch,
-    vllmdiag: Vllmdiag,
-    installation: Installation,
-    tmp_path: Path,
-    topology: str,
-    only: tuple[int, ...],
-    role: str,
-    function: str,
-    stage: str,
-) -> None:
-    fifo = checkpoints.with_fifo(installation.tiny, tmp_path / "model")
-    dummy = () if topology == "headless_dp2" else LOAD
-    server = launch(topology, only=only, model=str(fifo.parent), args=dummy)
-
-    def candidates() -> list[int]:
-        if role == "APIServer":
-            return server.roots
-        engines = children_of(*server.roots)
-        return engines if role == "EngineCore" else children_of(*engines)
-
-    with frozen_in(function, candidates) as pid:
-        verdict = named(vllmdiag, server, "process-stopped", deadline_s=30)
-        assert (verdict["subject"]["pid"], verdict["subject"]["role"]) == (pid, role), verdict
-        assert any(f"stage of its start-up: {stage}" in words for words in verdict["evidence"]), verdict["evidence"]
-        assert verdict["chain"][-1]["subject"]["pid"] == pid
 
 
 def test_a_fifo_in_place_of_the_weights(
@@ -163,37 +100,6 @@ def test_weights_from_a_slow_disk_are_a_start_up_with_its_speed_and_no_alarm(
     assert len(loading) >= 5, said
     assert any("MB/s read" in words for words in loading)
     assert any(f"shard {n} of 4" in words for words in loading for n in (1, 2, 3, 4)), loading
-
-
-COMPILE = "import torch; torch.compile(lambda x: (x * 2 + 1).relu())(torch.ones(64))"
-
-
-def lock_of_the_compiler(installation: Installation, place: Path) -> Path:
-    """The lock under which torch compiles its header, below a temporary directory: named after what it compiles."""
-    place.mkdir()
-    command = [str(installation.python), "-c", COMPILE]
-    subprocess.run(command, env={**os.environ, "TMPDIR": str(place)}, check=True, capture_output=True)
-    (lock,) = place.glob("torchinductor_*/precompiled_headers/locks/*.lock")
-    return lock.relative_to(place)
-
-
-def test_a_lock_of_the_compiler_that_another_process_holds(
-    launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path
-) -> None:
-    name = lock_of_the_compiler(installation, tmp_path / "tmp")
-    cache = tmp_path / "inductor"
-    lock = cache.joinpath(*name.parts[1:])
-    lock.parent.mkdir(parents=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        # Caches of its own: what servers share is compiled already.
-        own = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "VLLM_CACHE_ROOT": str(tmp_path / "vllm")}
-        server = launch("tp1", args=("--no-enforce-eager",), env=own)
-        verdict = named(vllmdiag, server, "jit-lock", deadline_s=240)
-        assert (verdict["subject"]["role"], verdict["subject"]["pid"]) == ("Worker", server.workers[0])
-        assert f"{lock}, held by" in verdict["summary"], verdict
-        assert str(os.getpid()) in verdict["summary"]
-        assert verdict["status"] == "warning"  # its holder is alive
 
 
 @pytest.mark.parametrize("purpose", ["HTTP"])
