@@ -23,6 +23,8 @@ def choose(
 ) -> Instance | None:
     """The instance that the user means; None where there is none at all and none was asked for.
 
+    One of which only zombies are left, that nobody has reaped, is none any more, unless it is named.
+
     Raises:
         TargetError: the pid or port belongs to no instance, or there are several and none was named.
     """
@@ -39,6 +41,8 @@ def choose(
             why=_list(instances, processes) or _hidden(root) or "no vLLM process is visible",
             next="give a pid: vllmdiag diagnose PID",
         )
+    states = {p.pid: p.state for p in processes}
+    instances = tuple(i for i in instances if any(states[pid] not in ("Z", "X") for pid in i.pids))
     if len(instances) > 1:
         raise TargetError(
             f"{len(instances)} vLLM instances run on this host",
