@@ -146,8 +146,3 @@ def _backlog(scene: Scene, engine: Member) -> list[str]:
 def is_counter(name: str) -> bool:
     """It only grows: a change is motion."""
     return name.partition(":")[0].endswith(_COUNTS)
-
-
-def idle(acts: Mapping[int, Activity], pids: Sequence[int]) -> bool:
-    """All of these are seen and idle."""
-    return all(pid in acts and acts[pid].kind == IDLE for pid in pids)

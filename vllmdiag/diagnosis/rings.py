@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from vllmdiag.model.ring import Geometry, RingState, SlotState, decode
+from vllmdiag.model.ring import Geometry, RingState, decode
 from vllmdiag.model.shm import Segment
 from vllmdiag.vllm.instances import Member
 from vllmdiag.vllm.layouts import Layout, candidates
@@ -251,15 +251,3 @@ def _by_rank(local: list[Member], n: int, holders: list[Member]) -> tuple[int | 
 def _confirmed(scene: Scene, writer: int, holders: frozenset[int]) -> bool:
     others = holders - {writer}
     return any(pid == writer and peers == others for pid, peers in scene.ipc_peers.values())
-
-
-def pending_of(ring: Ring) -> str:
-    """The rows that are not read by all, as people write them: ``slot 5 unread by reader 1``."""
-    if ring.last is None:
-        return "flags not readable"
-    rows = [s for s in ring.last.slots if s.state is SlotState.UNREAD]
-    if not rows:
-        return "nothing unread"
-    slots = ",".join(str(s.index) for s in rows)
-    readers = sorted({k for s in rows for k in s.unread_by})
-    return f"slot{'s' if len(rows) > 1 else ''} {slots} unread by reader {','.join(map(str, readers))}"

@@ -34,7 +34,7 @@ from .endpoints import endpoint_views
 from .gpu_view import gpu_views
 from .judge import missing_of
 from .motion import is_counter
-from .rings import Ring, pending_of
+from .rings import Ring
 from .scene import scene_of
 from .startup import standing_of
 
@@ -182,7 +182,7 @@ def _ring_words(case: Case, ring: Ring) -> str:
         pid = ring.readers[reader] if reader < len(ring.readers) else None
         who = case.label(pid) if pid is not None else f"reader {reader}"
         words.append(f"{len(slots)} of {ring.geometry.chunks} slots unread by {who}")
-    return "; ".join(words) + (f" for at least {ring.still_s:.1f} s" if ring.still_s else "") or pending_of(ring)
+    return "; ".join(words) + (f" for at least {ring.still_s:.1f} s" if ring.still_s else "")
 
 
 def _segment(snapshot: Snapshot, case: Case | None, segment: Segment) -> SegmentView:
