@@ -40,8 +40,10 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def catalogue() -> dict[str, Cause]:
     """All causes by slug."""
-    raw = resources.files(__package__).joinpath("causes.json").read_bytes()
-    return {cause.slug: cause for cause in msgspec.json.decode(raw, type=tuple[Cause, ...])}
+    directory = resources.files(__package__).joinpath("causes")
+    files = [directory.joinpath(f"layer{layer}.json") for layer in range(6)]
+    causes = [cause for file in files for cause in msgspec.json.decode(file.read_bytes(), type=tuple[Cause, ...])]
+    return {cause.slug: cause for cause in causes}
 
 
 def cause(slug: str) -> Cause:

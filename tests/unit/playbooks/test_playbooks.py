@@ -102,7 +102,7 @@ def test_front_matter_says_what_the_catalogue_says(book: Playbook) -> None:
         entry.severity,
         entry.evidence,
         entry.title,
-    ), f"copy these words of causes.json into playbooks/{book.cause}.md"
+    ), f"copy these words of the catalogue into playbooks/{book.cause}.md"
     assert book.versions
 
 
