@@ -67,6 +67,24 @@ class Trouble(Fact, frozen=True, kw_only=True):
     critical: bool = False
 
 
+class Bridge(Fact, frozen=True, kw_only=True):
+    """A PCI bridge above a device."""
+
+    pci: str
+    redirects: bool | None = None
+    """ACS sends transfers between peers up to the root (ReqRedir or CmpltRedir); None where only root may read it."""
+
+
+class Peer(Fact, frozen=True, kw_only=True):
+    """How a device reaches another one."""
+
+    index: int
+    path: str = ""
+    """As `nvidia-smi topo -m` says: ``NV18``, ``PIX``, ``PXB``, ``PHB``, ``NODE``, ``SYS``."""
+    p2p: str = ""
+    """``ok``, or why the driver refuses direct access; empty where not known."""
+
+
 class Accelerator(Fact, frozen=True, kw_only=True):
     """One device over the window."""
 
@@ -89,6 +107,15 @@ class Accelerator(Fact, frozen=True, kw_only=True):
     """State of the registration with the NVSwitch fabric in words; empty where there is none."""
     mig: bool | None = None
     """It is partitioned: utilisation and memory of the whole say nothing then."""
+    node: str = ""
+    """Host it is in, where evidence of several hosts is judged together; empty otherwise."""
+    capability: str = ""
+    """Compute capability, ``9.0``."""
+    iommu: str = ""
+    """Type of its IOMMU group (``DMA``, ``DMA-FQ``, ``identity``); empty where there is none or it is not known."""
+    bridges: tuple[Bridge, ...] | None = None
+    """Above it, the nearest last; None where not looked at."""
+    peers: tuple[Peer, ...] = ()
     processes: tuple[DeviceProcess, ...] | None = None
     troubles: tuple[Trouble, ...] = ()
 
@@ -106,6 +133,28 @@ class Driver(Fact, frozen=True, kw_only=True):
     """The problem in words."""
     next: str = ""
     took_s: float = 0.0
+    fabric_manager: str = ""
+    """``running`` or ``not running`` on a machine with NVSwitches; empty on one without, or where not known."""
+
+
+class RdmaPort(Fact, frozen=True, kw_only=True):
+    """One port of an RDMA card."""
+
+    device: str
+    """``mlx5_3``"""
+    port: int = 1
+    state: str = ""
+    """``ACTIVE``, ``DOWN``, ``INIT`` ..."""
+    devices: tuple[int, ...] = ()
+    """Indices of the accelerators it is nearest to."""
+
+
+class KernelImage(Fact, frozen=True, kw_only=True):
+    """For which GPUs a mapped library holds kernels."""
+
+    path: str
+    archs: tuple[str, ...]
+    """``sm_90``, ``sm_100a``; ``compute_90`` is PTX, which the driver can compile for newer ones."""
 
 
 # -- NCCL RAS --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from .base import Fact, Missing
+from .gpu import KernelImage
 from .startup import Checkpoint
 
 
@@ -191,7 +192,11 @@ class Process(Fact, frozen=True, kw_only=True):
     libraries: tuple[str, ...] = ()
     """Paths of mapped libraries that matter (libzmq, libnccl, libcuda, preload shims); empty where not readable."""
     device_files: tuple[str, ...] = ()
-    """/dev/nvidia*, /dev/kfd, /dev/dri/* that it has open."""
+    """/dev/nvidia*, /dev/kfd, /dev/dri/*, /dev/infiniband/* that it has open."""
+    kernels: tuple[KernelImage, ...] = ()
+    """Of the kernel libraries it has mapped; empty where it has none or that was not looked at."""
+    packages: dict[str, str] = msgspec.field(default_factory=dict)
+    """Versions of distributions whose kernels it runs, as ``{"flashinfer": "0.6.12"}``; those that could be told."""
     checkpoint: Checkpoint | None = None
     """The weights it has mapped; None where it has none or that was not looked for."""
     import_filesystem: str = ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from .base import Fact, Missing
-from .gpu import Accelerator, Driver, FlightRecord, RasReport
+from .gpu import Accelerator, Driver, FlightRecord, RasReport, RdmaPort
 from .http import HttpProbe, MetricsScrape
+from .logs import LogDigest
 from .process import Process
 from .shm import Segment, ShmMount
 from .sockets import Socket, ZmtpProbe
@@ -95,8 +96,12 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     ras: tuple[RasReport, ...] = ()
     """What NCCL says of its ranks, in the order of the answers."""
     flight_records: tuple[FlightRecord, ...] = ()
+    rdma: tuple[RdmaPort, ...] = ()
+    """Ports of RDMA cards; empty where there are none or they were not looked at."""
     kernel_lines: tuple[KernelLine, ...] = ()
     log_lines: tuple[LogLine, ...] = ()
+    logs: tuple[LogDigest, ...] = ()
+    """One for each log that was given or found, in that order."""
     locks: tuple[FileLock, ...] = ()
     """Locks on files of caches; looked for only while no HTTP listener is there."""
     networks: tuple[Network, ...] = ()
