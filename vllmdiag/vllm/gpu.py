@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from functools import cache
 
 import msgspec
 
 from .tables import load
+from .versions import in_range, parse
 
 
 class Spin(msgspec.Struct, frozen=True):
@@ -64,6 +67,19 @@ class FlightRecorder(msgspec.Struct, frozen=True):
     pipe_suffix: str
 
 
+class KnownHang(msgspec.Struct, frozen=True):
+    """A release of a kernel library that is known to hang a GPU."""
+
+    package: str
+    library: str
+    """Pattern of the mapped file, or of the frame, that shows these kernels in use."""
+    text: str
+    next: str
+    source: str
+    since: str | None = None
+    until: str | None = None
+
+
 class Gpu(msgspec.Struct, frozen=True):
     """The table."""
 
@@ -73,6 +89,19 @@ class Gpu(msgspec.Struct, frozen=True):
     fabric: dict[int, str]
     xids: dict[int, str]
     harmless_xids: tuple[int, ...]
+    program_xids: tuple[int, ...]
+    """Those that a program brings on itself; the others speak of the hardware or its firmware."""
+    hard_troubles: tuple[str, ...]
+    """Codes of `Trouble` that stay until somebody resets or replaces the device."""
+    known_hangs: tuple[KnownHang, ...]
+    packages: dict[str, tuple[str, ...]]
+    """Package -> names of its distributions, as they stand in their dist-info."""
+    library_version: dict[str, str]
+    """Package -> pattern that finds its version in the path of a mapped library."""
+    kernel_libraries: str
+    """Pattern of the paths of vLLM's own kernels."""
+    rdma_memlock_bytes: int
+    """RDMA with less than this cannot register the buffers of a few communicators."""
     nvml_errors: dict[int, NvmlError]
     ras: Ras
     flight_recorder: FlightRecorder
@@ -94,3 +123,52 @@ def nvml_error(number: int, said: str) -> NvmlError:
     return gpu().nvml_errors.get(number) or NvmlError(
         code=f"nvml-{number}", text=f"NVML error {number}: {said}", next="nvidia-smi -q"
     )
+
+
+def version_in_path(package: str, path: str) -> str:
+    """The version of a package that the path of one of its libraries tells; empty where it tells none."""
+    pattern = gpu().library_version.get(package)
+    found = re.search(pattern, path) if pattern is not None else None
+    return found["version"] if found is not None else ""
+
+
+def known_hang(package: str, version: str, traces: Iterable[str]) -> KnownHang | None:
+    """The known hang of a release of which a mapped library or a frame shows the kernels in use."""
+    seen = tuple(traces)
+    for one in gpu().known_hangs:
+        if one.package == package and parse(version) is not None and in_range(version, one.since, one.until):
+            if any(re.search(one.library, text) for text in seen):
+                return one
+    return None
+
+
+def runs_on(archs: Iterable[str], capability: str) -> bool | None:
+    """Whether kernels for these architectures run on a GPU: built for it, for an older one of its family, or as PTX.
+
+    Args:
+        archs: ``sm_90``, ``sm_100a``, ``compute_90``; a suffix ``a`` ties kernels to that one architecture, ``f`` to
+            its family.
+        capability: ``9.0``.
+
+    Returns:
+        None where one of the two is not known.
+    """
+    major, dot, minor = capability.partition(".")
+    names = [found for arch in archs if (found := _ARCH.fullmatch(arch))]
+    if not names or not dot:
+        return None
+    wanted = int(major), int(minor)
+    for found in names:
+        have = int(found["number"][:-1]), int(found["number"][-1])
+        if found["suffix"] == "a":
+            fits = have == wanted
+        elif found["kind"] == "compute":
+            fits = have <= wanted
+        else:
+            fits = have[0] == wanted[0] and have[1] <= wanted[1]
+        if fits:
+            return True
+    return False
+
+
+_ARCH = re.compile(r"(?P<kind>sm|compute)_(?P<number>\d{2,3})(?P<suffix>[af]?)")
