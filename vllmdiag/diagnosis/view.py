@@ -38,7 +38,8 @@ from .rings import Ring
 from .scene import scene_of
 from .startup import standing_of
 
-_QUEUE_WORDS = {"broadcast": "broadcast ring", "response": "response ring", "group": "group ring", "": "ring"}
+QUEUE_WORDS = {"broadcast": "broadcast ring", "response": "response ring", "group": "group ring", "": "ring"}
+"""What a ring is called."""
 
 
 def view(snapshot: Snapshot) -> InstanceView:
@@ -128,7 +129,7 @@ def _ring(case: Case, ring: Ring) -> RingView:
         remote = max(0, options.world_size - ring.geometry.n_readers)
     return RingView(
         segment=segment.name + (" (deleted)" if segment.deleted else ""),
-        queue=_QUEUE_WORDS[ring.queue],
+        queue=QUEUE_WORDS[ring.queue],
         geometry=ring.geometry,
         geometry_known_by=ring.geometry_known_by + (", writer confirmed by sockets" if ring.writer_confirmed else ""),
         writer=party(case, ring.writer) if ring.writer is not None else None,
@@ -199,7 +200,7 @@ def _segment(snapshot: Snapshot, case: Case | None, segment: Segment) -> Segment
     names = {p.pid: p.comm for p in snapshot.processes}
     return SegmentView(
         name=segment.name,
-        kind=_QUEUE_WORDS[ring.queue] if ring is not None else kind.what,
+        kind=QUEUE_WORDS[ring.queue] if ring is not None else kind.what,
         size=segment.size,
         resident=segment.resident,
         deleted=segment.deleted,

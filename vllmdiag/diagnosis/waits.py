@@ -56,7 +56,7 @@ def _on_workers(case: Case, engine: Member) -> list[Wait]:
     act = case.acts[engine.pid]
     workers = case.scene.instance.workers_of(engine.pid)
     found = [
-        Wait(engine.pid, worker.pid, 3, f"{len(slots)} slots of the broadcast ring unread by it")
+        Wait(engine.pid, worker.pid, 3, f"{len(slots)} slot{'s' * (len(slots) > 1)} of the broadcast ring unread by it")
         for worker, slots in laggards(case, engine)
     ]
     if act.state in ("wait_response", "wait_start") or not act.seen:

@@ -30,16 +30,21 @@ def headline(page: Page, view: InstanceView) -> None:
     page.line(Span(" · ".join(fact for fact in facts if fact), "head"))
 
 
+def folded_holes(missing: Iterable[Missing]) -> list[tuple[list[str], str, str]]:
+    """What is not known by its reason: (names, why, what would make it known)."""
+    groups: dict[tuple[str, str], dict[str, None]] = {}
+    for hole in missing:
+        groups.setdefault((hole.why, hole.next), {})[hole.what] = None
+    return [(list(names), why, after) for (why, after), names in groups.items()]
+
+
 def could_not_observe(page: Page, missing: Iterable[Missing]) -> None:
     """What stayed dark, why, and what would light it; equal reasons are said once. Nothing where nothing is missing."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for hole in missing:
-        groups.setdefault((hole.why, hole.next), []).append(hole.what)
-    if not groups:
+    holes = folded_holes(missing)
+    if not holes:
         return
     page.section("could not observe")
-    for (why, after), whats in groups.items():
-        names = list(dict.fromkeys(whats))
+    for names, why, after in holes:
         shown = names if page.style.verbose or len(names) <= _MOST_HOLES else names[: _MOST_HOLES - 1]
         more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
         page.line(Span("? ", "warn"), f"{fold_labels(shown)}{more}: {why}", indent=2, hang=4)

@@ -32,7 +32,7 @@ def ps_text(view: InstanceView, style: Style) -> str:
     headline(page, view)
     odd = [member for member in view.members if member.abnormal]
     if odd:
-        what = ", ".join(f"{m.label}{f' (pid {m.pid})' if m.pid else ''} is {_state(m)}" for m in odd)
+        what = ", ".join(f"{m.label}{f' (pid {m.pid})' if m.pid else ''} is {state_words(m)}" for m in odd)
         page.line(Span("! ", "bad"), Span(what, "bad"))
     page.gap()
     rows = [_row(group, style) for group in _groups(view.members, style)]
@@ -65,7 +65,8 @@ def instances_text(instances: Sequence[InstanceLine], style: Style) -> str:
     return page.text()
 
 
-def _state(member: MemberView) -> str:
+def state_words(member: MemberView) -> str:
+    """The state in a word, with its letter where it is abnormal."""
     if member.pid is None:
         return "missing"
     word = _STATES.get(member.state, "in an unknown state")
@@ -112,7 +113,7 @@ def _row(group: Sequence[MemberView], style: Style) -> tuple[Text, ...]:
     return (
         Span(fold(m.pid for m in group if m.pid is not None) or "-", role),
         Span(branch + name, role),
-        Span(_state(first), role),
+        Span(state_words(first), role),
         between([m.cpu for m in group], lambda low: f"{low:.2f}"),
         between([m.rss for m in group], size),
         between([m.pss for m in group], size),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from vllmdiag.model.ranks import fold
 from vllmdiag.model.ring import RingState, Slot, SlotState
@@ -12,7 +12,7 @@ from .page import Page, Role, Span, Style, Text
 from .parts import could_not_observe, headline
 from .words import duration, fold_labels, number, plural, size, who
 
-_MOTION: dict[Motion, tuple[str, Role]] = {
+MOTION: dict[Motion, tuple[str, Role]] = {
     "moving": ("✓ moving", "good"),
     "idle": ("✓ idle", "good"),
     "stuck": ("✗ stuck", "bad"),
@@ -20,6 +20,7 @@ _MOTION: dict[Motion, tuple[str, Role]] = {
     "broken": ("✗ impossible flags", "bad"),
     "unknown": ("? not known", "warn"),
 }
+"""Mark and word of a motion, and its role."""
 _BAND = 64
 """Slots in one row of the grid."""
 
@@ -28,8 +29,7 @@ def ring_text(view: InstanceView, style: Style) -> str:
     """Write the rings of an instance; those that do not move come first."""
     page = Page(style)
     headline(page, view)
-    order: list[Motion] = ["broken", "full", "stuck", "unknown", "moving", "idle"]
-    rings = sorted(view.rings, key=lambda ring: order.index(ring.motion))
+    rings = in_order(view.rings)
     for ring in rings:
         page.gap()
         _ring(page, ring)
@@ -44,13 +44,19 @@ def ring_text(view: InstanceView, style: Style) -> str:
     return page.text()
 
 
+def in_order(rings: Iterable[RingView]) -> list[RingView]:
+    """Rings that do not move first."""
+    order: list[Motion] = ["broken", "full", "stuck", "unknown", "moving", "idle"]
+    return sorted(rings, key=lambda ring: order.index(ring.motion))
+
+
 def _ring(page: Page, ring: RingView) -> None:
-    word, role = _MOTION[ring.motion]
+    word, role = MOTION[ring.motion]
     geometry = f"{ring.geometry.chunks} slots of {size(ring.geometry.chunk_bytes)}"
     known = f" (known by {ring.geometry_known_by})" if ring.geometry_known_by else ""
     page.line(Span(ring.queue, "head"), "  ", Span(word, role), "  ", ring.summary, hang=4)
     page.line(Span(f"{ring.segment} · {geometry}{known}", "dim"), indent=2)
-    page.line(f"writer {who(ring.writer)}, {_writer_place(ring.last)} · {_traffic(ring)}", indent=2, hang=4)
+    page.line(f"writer {who(ring.writer)}, {writer_place(ring.last)} · {traffic(ring)}", indent=2, hang=4)
     if ring.remote_readers:
         page.line(f"{plural(ring.remote_readers, 'reader')} on other machines, over TCP: no flags to see", indent=2)
     if ring.last is None:
@@ -69,13 +75,15 @@ def _ring(page: Page, ring: RingView) -> None:
     page.table(rows, indent=2)
 
 
-def _writer_place(last: RingState | None) -> str:
+def writer_place(last: RingState | None) -> str:
+    """Where the writer stands."""
     if last is None:
         return "flags not readable"
     return "next slot not determined" if last.writer_index is None else f"next slot {last.writer_index}"
 
 
-def _traffic(ring: RingView) -> str:
+def traffic(ring: RingView) -> str:
+    """What moved, and how often it was looked at."""
     if not ring.polls:
         return "not polled"
     rate = f"{number(round(ring.rate, 1))} messages/s" if ring.rate else "no message"
@@ -88,28 +96,29 @@ def _grid(page: Page, ring: RingView, last: RingState, start: int) -> None:
     ruler = "".join(str(slot.index % 10) for slot in slots)
     place = "".join("^" if slot.index == last.writer_index else " " for slot in slots)
     rows: list[tuple[Text, ...]] = [(Span("slot", "dim"), Span(ruler, "dim"))]
-    for group in _groups(ring.readers, slots):
+    for group in reader_groups(ring.readers, slots):
         first = group[0]
         role: Role = "bad" if first.lag and ring.motion in {"stuck", "full"} else "plain"
         waiting = f" for {duration(first.unread_s)}" if first.unread_s is not None else ""
         lag = f"{first.lag} unread{waiting}" if first.lag else "all read"
         took = f"took {number(first.took)}" if first.took and len(group) == 1 else ""
-        rows.append((Span(_name(group), role), _cells(slots, first.index), Span(lag, role), took))
+        rows.append((Span(reader_name(group), role), reader_cells(slots, first.index), Span(lag, role), took))
     if "^" in place:
         rows.append(("", place))
     page.table(rows, indent=2)
 
 
-def _groups(readers: Sequence[ReaderView], slots: Sequence[Slot]) -> list[list[ReaderView]]:
+def reader_groups(readers: Sequence[ReaderView], slots: Sequence[Slot]) -> list[list[ReaderView]]:
     """Readers that stand alike together, those that lag most first."""
     groups: dict[tuple[object, ...], list[ReaderView]] = {}
     for reader in readers:
-        key = (-reader.lag, _cells(slots, reader.index), reader.unread_s)
+        key = (-reader.lag, reader_cells(slots, reader.index), reader.unread_s)
         groups.setdefault(key, []).append(reader)
     return sorted(groups.values(), key=lambda group: (-group[0].lag, group[0].index))
 
 
-def _name(group: Sequence[ReaderView]) -> str:
+def reader_name(group: Sequence[ReaderView]) -> str:
+    """Readers by index and label, folded."""
     known = [reader.party for reader in group if reader.party]
     if len(group) == 1:
         return f"reader {group[0].index} {who(known[0])}" if known else f"reader {group[0].index}"
@@ -117,6 +126,7 @@ def _name(group: Sequence[ReaderView]) -> str:
     return f"readers {indices} {fold_labels(party.label for party in known)}".rstrip()
 
 
-def _cells(slots: Sequence[Slot], reader: int) -> str:
+def reader_cells(slots: Sequence[Slot], reader: int) -> str:
+    """One mark for each slot, as this reader stands to it: ``█·ow!``."""
     marks = {SlotState.EMPTY: "o", SlotState.WRITING: "w", SlotState.READ: "·", SlotState.INVALID: "!"}
     return "".join(marks.get(slot.state, "█" if reader in slot.unread_by else "·") for slot in slots)

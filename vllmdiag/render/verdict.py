@@ -39,7 +39,9 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style) -> str:
     """Write a diagnosis for people."""
     page = Page(style)
     _verdict(page, diagnosis.verdict)
-    page.line(Span("target".ljust(_KEY), "dim"), _target(diagnosis.target, diagnosis.window_s), indent=2, hang=2 + _KEY)
+    page.line(
+        Span("target".ljust(_KEY), "dim"), target_words(diagnosis.target, diagnosis.window_s), indent=2, hang=2 + _KEY
+    )
     if style.verbose:
         facts = " · ".join(fact for fact in (diagnosis.observed_at, f"vllmdiag {diagnosis.tool}") if fact)
         page.line(Span("observed".ljust(_KEY), "dim"), facts, indent=2, hang=2 + _KEY)
@@ -48,7 +50,7 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style) -> str:
     could_not_observe(page, diagnosis.missing)
     if style.verbose:
         page.gap()
-        page.line(Span("cost".ljust(_KEY), "dim"), _cost(diagnosis.cost), indent=2, hang=2 + _KEY)
+        page.line(Span("cost".ljust(_KEY), "dim"), cost_words(diagnosis.cost), indent=2, hang=2 + _KEY)
     return page.text()
 
 
@@ -57,7 +59,7 @@ def _verdict(page: Page, verdict: Verdict) -> None:
     place = "" if place == verdict.status else place
     facts = [
         place,
-        _about(verdict.subject, verdict.summary),
+        about(verdict.subject, verdict.summary),
         f"for at least {duration(verdict.since_s)}" if verdict.since_s is not None else "",
         f"{verdict.confidence} confidence",
     ]
@@ -72,14 +74,15 @@ def _verdict(page: Page, verdict: Verdict) -> None:
     _next(page, verdict.next, indent=2)
 
 
-def _about(subject: Subject, summary: str) -> str:
+def about(subject: Subject, summary: str) -> str:
     """The summary, with the name in front where it does not hold it."""
     if not subject.label or subject.label in summary:
         return summary
-    return f"{_name(subject)}: {summary}"
+    return f"{name_of(subject)}: {summary}"
 
 
-def _name(subject: Subject) -> str:
+def name_of(subject: Subject) -> str:
+    """Label, pid and node of a subject, as far as they are known."""
     label = subject.label or subject.role
     pid = f" (pid {subject.pid})" if subject.pid is not None else ""
     node = f" on {subject.node}" if subject.node else ""
@@ -119,7 +122,8 @@ def _next(page: Page, steps: Sequence[NextStep], indent: int) -> None:
         )
 
 
-def _target(target: Target, window_s: float) -> str:
+def target_words(target: Target, window_s: float) -> str:
+    """Version, port and pids of the instance, and how long it was watched."""
     groups = (
         ("APIServer", target.api_server_pids),
         ("DPCoordinator", target.coordinator_pids),
@@ -144,33 +148,38 @@ def _layers(page: Page, layers: Sequence[LayerResult]) -> None:
     page.table(rows, indent=2)
 
 
-def _findings(page: Page, diagnosis: Diagnosis) -> None:
-    """The other findings: roots first with their evidence, then what they explain, equal ones once."""
+def other_findings(diagnosis: Diagnosis) -> tuple[list[list[Finding]], dict[str, list[list[Finding]]]]:
+    """What was found beside the verdict, equal ones together: roots, and by cause what it explains."""
     verdict = diagnosis.verdict
     others = [
         finding
         for finding in diagnosis.findings
         if finding.folded_into or (finding.cause, finding.subject) != (verdict.cause, verdict.subject)
     ]
-    roots = [finding for finding in others if not finding.folded_into]
-    echoes = [finding for finding in others if finding.folded_into]
+    causes = dict.fromkeys(finding.folded_into for finding in others if finding.folded_into)
+    explained = {cause: _groups(f for f in others if f.folded_into == cause) for cause in causes}
+    return _groups(finding for finding in others if not finding.folded_into), explained
+
+
+def _findings(page: Page, diagnosis: Diagnosis) -> None:
+    """The other findings: roots first with their evidence, then what they explain."""
+    roots, explained = other_findings(diagnosis)
     if roots:
         page.section("also found")
-    for group in _groups(roots):
+    for group in roots:
         first = group[0]
         place = f"layer {first.layer} {LAYER_NAMES.get(first.layer, '')} · " if first.layer else ""
         page.line(
             Span(first.severity.ljust(_KEY), _SEVERITY_ROLE[first.severity]),
-            f"{place}{_about_all(group)} · {first.confidence} confidence",
+            f"{place}{about_all(group)} · {first.confidence} confidence",
             indent=2,
             hang=2 + _KEY,
         )
         _evidence(page, first.evidence, indent=2 + _KEY)
         _next(page, first.next, indent=2 + _KEY)
-    for cause in dict.fromkeys(finding.folded_into for finding in echoes):
+    for cause, groups in explained.items():
         page.section(f"explained by {cause}")
-        explained = (finding for finding in echoes if finding.folded_into == cause)
-        page.table([(group[0].cause, _about_all(group)) for group in _groups(explained)], indent=2)
+        page.table([(group[0].cause, about_all(group)) for group in groups], indent=2)
 
 
 def _groups(findings: Iterable[Finding]) -> list[list[Finding]]:
@@ -181,13 +190,15 @@ def _groups(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
-def _about_all(group: Sequence[Finding]) -> str:
-    text = _about(group[0].subject, group[0].summary)
+def about_all(group: Sequence[Finding]) -> str:
+    """The summary of the first of a group, with the names of the others."""
+    text = about(group[0].subject, group[0].summary)
     others = [finding.subject.label or finding.subject.role for finding in group[1:]]
     return f"{text} · also {fold_labels(others)}" if others else text
 
 
-def _cost(cost: Cost) -> str:
+def cost_words(cost: Cost) -> str:
+    """What the look cost."""
     facts = [
         f"{cost.wall_s:.2f} s",
         plural(cost.ptrace_calls, "ptrace call"),
