@@ -18,6 +18,7 @@ EPILOG = """Examples:
   vllmdiag lab up --tp 2 --dp 2
   vllmdiag lab up --tp 2 --nodes 2      the second rank on another loopback address
   vllmdiag lab up --fault worker-stopped --after 10
+  vllmdiag lab up --fault worker-stopped --tp 4
 
 \b
 It runs until Ctrl-C, and leaves nothing. Look at it from another terminal: vllmdiag diagnose.
@@ -25,16 +26,21 @@ No GPU, no torch, no model: processes, threads, sockets and rings as those of a 
 
 
 def run(
-    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.", min=1, max=64)] = 2,
-    pp: Annotated[int, typer.Option(help="Pipeline stages.", min=1, max=16)] = 1,
-    dp: Annotated[int, typer.Option(help="Engines.", min=1, max=16)] = 1,
-    nodes: Annotated[int, typer.Option(help="Nodes, each on its own loopback address.", min=1, max=8)] = 1,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks [2].", min=1, max=64)] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline stages [1].", min=1, max=16)] = None,
+    dp: Annotated[int | None, typer.Option(help="Engines [1].", min=1, max=16)] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Nodes, each on its own loopback address [1].", min=1, max=8)
+    ] = None,
     fault: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Put this fault in; it brings its own server.")
+        str | None,
+        typer.Option(metavar="FAULT", help="Put this fault in; it brings its own server, but for what is given here."),
     ] = None,
     after: Annotated[float, typer.Option(metavar="SECONDS", help="... so long after it is ready.", min=0)] = 0.0,
 ) -> int:
     """Start a server, say what it consists of, and keep it until Ctrl-C."""
+    from dataclasses import replace
+
     from vllmdiag.lab.faults import named
     from vllmdiag.lab.inject import inject
     from vllmdiag.lab.leftovers import clear_up
@@ -43,7 +49,12 @@ def run(
     hint(clear_up())
     write = Output().write
     chosen = named(fault) if fault is not None else None
-    with Lab(chosen.start() if chosen is not None else Shape(tp=tp, pp=pp, dp=dp, nodes=nodes)) as lab:
+    given = {"tp": tp, "pp": pp, "dp": dp, "nodes": nodes}
+    shape = replace(
+        chosen.start() if chosen is not None else Shape(),
+        **{name: number for name, number in given.items() if number is not None},
+    )
+    with Lab(shape) as lab:
         if chosen is None or chosen.ready:
             lab.wait_ready()
         write(f"{lab.describe()}\nhttp://127.0.0.1:{lab.port}   vllmdiag diagnose {lab.root}   Ctrl-C ends it\n")

@@ -29,7 +29,7 @@ class MsgpackEncoder:
 
         def enc_hook(value: Any) -> Any:
             if not isinstance(value, array):
-                raise NotImplementedError(type(value).__name__)
+                raise TypeError(f"a message cannot carry a {type(value).__name__}")
             data = value.tobytes()
             if len(data) < _INLINE_BELOW:
                 return list(value)
