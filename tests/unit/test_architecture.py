@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sources": {"model", "vllm", "catalogue"},
     "diagnosis": {"model", "vllm", "catalogue"},
     "acts": {"model", "vllm", "sources"},
-    "bundle": {"model", "vllm", "catalogue", "sources", "diagnosis"},
+    "bundle": {"model", "vllm", "catalogue", "sources", "diagnosis", "render"},
     "render": {"model", "vllm", "catalogue"},
     "watch": {"model", "vllm", "catalogue", "sources", "diagnosis", "bundle", "render"},
     "fleet": {"model", "vllm", "catalogue", "sources", "diagnosis", "bundle", "render"},
