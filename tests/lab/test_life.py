@@ -85,11 +85,11 @@ def short_tmp() -> Iterator[Path]:
 
 
 @contextmanager
-def up(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def up(tmp_path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """`vllmdiag lab up`, with the pid of the server it has started."""
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
-        [*COMMAND, "up"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "up", *options], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as started:
         try:
             assert started.stdout is not None
@@ -103,6 +103,20 @@ def up(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 def held(pgid: int) -> set[str]:
     return {name for pid in living(pgid) for name in procs.segments(pid)}
+
+
+def test_a_fault_goes_into_the_server_that_was_asked_for(short_tmp: Path) -> None:
+    with up(short_tmp, "--fault", "worker-stopped", "--tp", "3") as (started, root):
+        assert started.stdout is not None
+        assert any("in place; expected: process-stopped" in line for line in started.stdout)
+        workers = [p for p in procs.scan() if p.pgid == root and "Worker_TP" in p.title]
+        assert sorted((p.title.rsplit("_", 1)[-1], p.state == "T") for p in workers) == [
+            ("TP0", False),
+            ("TP1", True),
+            ("TP2", False),
+        ]
+        started.send_signal(signal.SIGINT)
+        assert started.wait(30) == 130
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -49,11 +49,8 @@ def run(
     hint(clear_up())
     write = Output().write
     chosen = named(fault) if fault is not None else None
-    given = {"tp": tp, "pp": pp, "dp": dp, "nodes": nodes}
-    shape = replace(
-        chosen.start() if chosen is not None else Shape(),
-        **{name: number for name, number in given.items() if number is not None},
-    )
+    own = chosen.start() if chosen is not None else Shape()
+    shape = replace(own, tp=tp or own.tp, pp=pp or own.pp, dp=dp or own.dp, nodes=nodes or own.nodes)
     with Lab(shape) as lab:
         if chosen is None or chosen.ready:
             lab.wait_ready()
