@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -9,7 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +66,53 @@ def children_of(*parents: int) -> list[int]:
     return [p.pid for p in procs.children(parents, procs.scan()) if "resource_tracker" not in p.title]
 
 
-def test_a_fifo_in_place_of_the_weights(
+@contextmanager
+def frozen_in(function: str, pids: Callable[[], list[int]], deadline_s: float = 180) -> Iterator[int]:
+    """SIGSTOP one of the processes while `function` is on its stack; yields which, and lets it go on at the end."""
+    with ExitStack() as cleanup:
+
+        def caught() -> int | None:
+            for pid in pids():
+                if function in functions(pid):
+                    stopped = ExitStack()
+                    with suppress(ProcessLookupError):
+                        stopped.enter_context(faults.stopped(pid))
+                        if function in functions(pid):
+                            cleanup.push(stopped.pop_all())
+                            return pid
+                    stopped.close()
+            return None
+
+        yield int(wait_until(f"{function} is on a stack", caught, deadline_s, every_s=0.02) or 0)
+
+
+def frozen_at(vllmdiag: Vllmdiag, server: Server, role: str, function: str, stage: str) -> None:
+    """Stop a process of that role at that stage: it is named, with the stage; then it goes on."""
+
+    def candidates() -> list[int]:
+        if role == "APIServer":
+            return server.roots
+        engines = children_of(*server.roots)
+        return engines if role == "EngineCore" else children_of(*engines)
+
+    with frozen_in(function, candidates) as pid:
+        verdict = named(vllmdiag, server, "process-stopped", deadline_s=30)
+        assert (verdict["subject"]["pid"], verdict["subject"]["role"]) == (pid, role), verdict
+        assert any(f"stage of its start-up: {stage}" in words for words in verdict["evidence"]), verdict["evidence"]
+        assert verdict["chain"][-1]["subject"]["pid"] == pid
+
+
+def test_a_process_stopped_at_each_stage_and_then_a_fifo_in_place_of_the_weights(
     launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path
 ) -> None:
     fifo = checkpoints.with_fifo(installation.tiny, tmp_path / "model")
     server = launch("tp1", model=str(fifo.parent), args=LOAD)
+    frozen_at(vllmdiag, server, "EngineCore", "_find_and_load", "imports modules")
+    frozen_at(vllmdiag, server, "Worker", "_find_and_load", "imports modules")
+    frozen_at(vllmdiag, server, "Worker", "load_weights", "loads weights")
+    frozen_at(vllmdiag, server, "EngineCore", "wait_for_ready", "waits for its workers")
+    frozen_at(vllmdiag, server, "APIServer", "wait_for_engine_startup", "waits for its engines")
+
     verdict = named(vllmdiag, server, "startup-phase-stuck")
     (worker,) = server.workers
     assert (verdict["subject"]["role"], verdict["subject"]["pid"]) == ("Worker", worker)
@@ -136,6 +180,7 @@ def test_an_interface_that_does_not_exist(launch: Launch, vllmdiag: Vllmdiag) ->
 
 def test_a_second_node_that_never_comes(launch: Launch, vllmdiag: Vllmdiag) -> None:
     server = launch("two_nodes", only=(0,))
+    frozen_at(vllmdiag, server, "Worker", "init_process_group", "meets the other ranks at the store")
     verdict = named(vllmdiag, server, "startup-barrier")
     assert verdict["subject"]["node"] == "node 1"
     assert "node 1 of 2" in verdict["summary"]
@@ -145,6 +190,7 @@ def test_a_second_node_that_never_comes(launch: Launch, vllmdiag: Vllmdiag) -> N
 
 def test_a_head_node_that_never_comes(launch: Launch, vllmdiag: Vllmdiag) -> None:
     server = launch("headless_dp2", only=(1,))
+    frozen_at(vllmdiag, server, "EngineCore", "startup_handshake", "said HELLO, waits for its addresses")
     verdict = named(vllmdiag, server, "handshake-incomplete")
     assert "the head node" in verdict["summary"]
     assert any("cannot be known from here" in words for words in verdict["evidence"])
@@ -176,19 +222,14 @@ def two_nodes(launch: Launch, **second: Any) -> tuple[Server, Server]:
     return launch("two_nodes", only=(0,), args=args), launch("two_nodes", only=(1,), args=args, **second)
 
 
-def test_a_second_node_that_is_stopped(launch: Launch, vllmdiag: Vllmdiag) -> None:
+def test_a_second_node_that_is_stopped_and_then_dead(launch: Launch, vllmdiag: Vllmdiag) -> None:
     head, other = two_nodes(launch)
     wait_until("node 1 has a worker", lambda: children_of(*other.roots), 90)
     with faults.stopped(*other.roots, *children_of(*other.roots)):
         verdict = named(vllmdiag, head, "process-stopped", deadline_s=60)
         assert verdict["subject"]["node"] == "node 1"
         assert verdict["subject"]["role"] == "Worker"
-
-
-def test_a_second_node_that_is_dead(launch: Launch, vllmdiag: Vllmdiag) -> None:
-    head, other = two_nodes(launch)
-    wait_until("node 1 has a worker", lambda: children_of(*other.roots), 90)
-    other.stop()
+        other.stop()
     verdict = named(vllmdiag, head, "startup-barrier")
     assert verdict["subject"]["node"] == "node 1"
     assert any("cannot be known from here" in words for words in verdict["evidence"])
@@ -199,3 +240,39 @@ def test_a_second_node_that_is_cut_off(launch: Launch, vllmdiag: Vllmdiag) -> No
     head, _ = two_nodes(launch, under=lo_up)
     verdict = named(vllmdiag, head, "startup-barrier")
     assert any("node 1" in words and "another network namespace" in words for words in verdict["evidence"]), verdict
+
+
+COMPILE = "import torch; torch.compile(lambda x: (x * 2 + 1).relu())(torch.ones(64))"
+
+
+def lock_of_the_compiler(installation: Installation, place: Path) -> Path:
+    """The lock under which torch compiles its header, below a temporary directory: named after what it compiles."""
+    place.mkdir()
+    command = [str(installation.python), "-c", COMPILE]
+    kept = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    subprocess.run(command, env={**kept, "TMPDIR": str(place)}, check=True, capture_output=True)
+    (lock,) = place.glob("torchinductor_*/precompiled_headers/locks/*.lock")
+    return lock.relative_to(place)
+
+
+def test_a_lock_of_the_compiler_that_another_process_holds(
+    launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path
+) -> None:
+    name = lock_of_the_compiler(installation, tmp_path / "tmp")
+    caches = Path(*name.parts[:1])
+    own = tmp_path / "work"
+    held = own / name
+    held.parent.mkdir(parents=True)
+    with held.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        env = {
+            "TMPDIR": str(own),
+            "TORCHINDUCTOR_CACHE_DIR": str(own / caches),  # nothing compiled before may be found
+            "VLLM_CACHE_ROOT": str(own / "vllm"),
+        }
+        server = launch("tp1", args=("--no-enforce-eager",), env=env)
+        verdict = named(vllmdiag, server, "jit-lock", deadline_s=240)
+        assert (verdict["subject"]["role"], verdict["subject"]["pid"]) == ("Worker", server.workers[0])
+        assert f"{held}, held by" in verdict["summary"], verdict
+        assert str(os.getpid()) in verdict["summary"]
+        assert verdict["status"] == "warning"  # its holder is alive
