@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
 from itertools import pairwise
 from typing import Annotated
 
 import typer
 
-from vllmdiag import __version__
+from vllmdiag import version_text
 from vllmdiag.cli.options import Ascii, Color, with_common_options
 from vllmdiag.model.errors import ExitCode
 
@@ -23,14 +22,17 @@ VERBS = {
     "stacks": "Python stacks of every process, equal ones folded.",
     "gpu": "Devices, NCCL and flight recorder: one row a rank, those that differ named.",
     "client": "The HTTP side: connections, health, counters that move.",
+    "triage": "Pasted evidence in (files, archives, a bug report), verdict out.",
     "playbook": "What to do about a cause, found by its name or by a symptom.",
     "explain": "What a cause or a term means, in plain words.",
+    "plan": "What a topology needs of each node, and what breaks first; a live node against it.",
     "lab up": "A miniature vLLM of real processes to look at, or to break.",
     "lab faults": "The faults that it can show.",
     "lab run": "One fault, live: start, break, diagnose, compare, clean up.",
     "lab verify": "Every fault and every healthy state; exit code 1 where a diagnosis is wrong.",
     "lab experiment": "A property of the queues and sockets, measured.",
     "schema": "JSON Schema of the documents.",
+    "completion": "What makes a shell complete verbs, options, pids, causes.",
 }
 """Verb -> what it does, in the order of the help. The module is `vllmdiag.cli.verbs.NAME` (a blank becomes ``_``)."""
 
@@ -57,18 +59,18 @@ def build(args: list[str]) -> tuple[typer.Typer, list[str]]:
         The application, and the arguments with a verb of two words (``shm clean``) joined into one.
     """
     words = _join_two_word_verbs(args)
-    completing = "_VLLMDIAG_COMPLETE" in os.environ
     app = typer.Typer(
         name="vllmdiag",
         help="Names the first blocker of a vLLM server that does not answer: from outside, read-only, in seconds.",
         epilog=EPILOG,
         rich_markup_mode=None,
+        add_completion=False,  # `vllmdiag completion` knows verbs of two words, pids and causes
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
-    app.callback(invoke_without_command=True)(_global_options)
+    app.callback(invoke_without_command=True)(global_options)
     for name, summary in VERBS.items():
-        if completing or name in words:
+        if name in words:
             module = importlib.import_module(f"vllmdiag.cli.verbs.{name.replace(' ', '_')}")
             command, epilog = with_common_options(module.run), module.EPILOG
         else:
@@ -89,14 +91,15 @@ def _not_loaded() -> int:
     return ExitCode.BUG
 
 
-def _global_options(
+def global_options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     color: Color = None,
     ascii: Ascii = False,
 ) -> None:
+    """What may stand before a verb, and what happens without one."""
     if version:
-        typer.echo(f"vllmdiag {__version__}")
+        typer.echo(version_text())
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -114,9 +114,9 @@ def _orphans(case: Case) -> Iterator[Finding]:
     engines = [e for e in scene.engines if not case.dead(e.pid)]
     workers = [w for w in scene.workers if not case.dead(w.pid)]
     lost = [f"{m.label} (pid {m.pid}): {case.acts[m.pid].doing}" for m in fronts if case.dead(m.pid)]
-    if engines and not alive:
+    if engines and not alive and (lost or scene.instance.orphaned):
         yield _orphan_engine(case, engines, workers, lost)
-    elif workers and not scene.engines and not _followers(case):
+    elif workers and not scene.engines and not _followers(case) and not scene.parents_unseen:
         names = ", ".join(f"{w.label} (pid {w.pid})" for w in workers)
         yield case.finding(
             "engine-dead",

@@ -64,6 +64,11 @@ class Scene:
         """All workers of this machine, in rank order."""
         return self.instance.of("Worker", "RayWorker")
 
+    @cached_property
+    def parents_unseen(self) -> bool:
+        """Pasted evidence that does not show who stands above its topmost processes."""
+        return any(self.processes[pid].parent_unseen for pid in self.instance.roots)
+
     def alive(self, member: Member) -> bool:
         """It had not died when the window ended."""
         return self.processes[member.pid].state not in ("", "Z", "X")
@@ -75,7 +80,7 @@ class Scene:
             process = self.snapshot.process(pid)
             return Subject(role="Other", pid=pid, label=process.comm if process else f"pid {pid}")
         rank = self.node_rank(pid)
-        node = f"node {rank}" if rank is not None else None
+        node = self.processes[pid].node or (f"node {rank}" if rank is not None else None)
         return Subject(role=member.role, pid=pid, rank=member.ranks, label=member.label, node=node)
 
     def node_rank(self, pid: int) -> int | None:

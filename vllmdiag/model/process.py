@@ -154,6 +154,12 @@ class Process(Fact, frozen=True, kw_only=True):
     age_s: float | None = None
     """Seconds between its start and the end of the window."""
     ppid: int = 0
+    parent_unseen: bool = False
+    """Its parent is no part of the evidence (pasted evidence only): whether that is an API server is not known."""
+    node: str = ""
+    """Machine it runs on; empty where all of the evidence is of one."""
+    rank: int | None = None
+    """Number among all ranks of its job, where the evidence says it outside of the title."""
     pgid: int = 0
     sid: int = 0
     uid: int | None = None

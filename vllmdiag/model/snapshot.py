@@ -78,6 +78,8 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     """End of the window, RFC 3339 UTC."""
     window_s: float = 0.0
     """Seconds between the first and the last sample."""
+    pasted: bool = False
+    """Put together from pasted evidence: what is absent was not given, which is not the same as not there."""
     viewer: Viewer | None = None
     node: Node = Node()
     target_pids: tuple[int, ...] = ()

@@ -195,7 +195,7 @@ def _tree(
 
     walk(by_pid[root], None, 0)
     members = _ranked(members, by_pid, options)
-    orphaned = members[0].role not in _SERVERS
+    orphaned = members[0].role not in _SERVERS and not by_pid[root].parent_unseen
     return Instance(members=tuple(members), roots=(root,), options=options, orphaned=orphaned)
 
 
@@ -324,6 +324,8 @@ def _job(tree: Instance, by_pid: dict[int, Process]) -> object:
         return "nodes", options.master_addr, options.master_port
     if options is not None and options.data_parallel_size > 1 and _one_of_several(options):
         return "dp", options.data_parallel_address, options.data_parallel_rpc_port
+    if by_pid[tree.roots[0]].parent_unseen:
+        return "unseen"  # pasted stacks name no parents: nothing says that these are several servers
     # Orphans keep the process group of their dead parent, so does a server whose engine died under it.
     pgid = by_pid[tree.roots[0]].pgid
     return ("group", pgid) if pgid else ("root", tree.roots[0])
@@ -348,13 +350,13 @@ def _merge(group: list[Instance], by_pid: dict[int, Process]) -> Instance:
         group, key=lambda t: (t.orphaned, not t.of("APIServer"), t.options.node_rank if t.options else 0, t.roots)
     )
     head = group[0]
-    engines = [m.pid for t in group for m in t.members if m.role == "EngineCore"]
+    engines = [m for t in group for m in t.members if m.role == "EngineCore"]
     members = []
     for tree in group:
         for member in tree.members:
-            lone = member.role == "Worker" and member.engine_pid is None
-            spans_nodes = head.options is not None and head.options.nnodes > 1
-            theirs = engines[0] if lone and spans_nodes and len(engines) == 1 else member.engine_pid
+            lone = member.role in ("Worker", "RayWorker") and member.engine_pid is None
+            apart = by_pid[member.pid].parent_unseen or (head.options is not None and head.options.nnodes > 1)
+            theirs = _engine_of(member, engines) if lone and apart else member.engine_pid
             members.append(msgspec.structs.replace(member, engine_pid=theirs))
     return Instance(
         members=tuple(_ranked(members, by_pid, head.options)),
@@ -362,6 +364,15 @@ def _merge(group: list[Instance], by_pid: dict[int, Process]) -> Instance:
         options=head.options,
         orphaned=head.orphaned,
     )
+
+
+def _engine_of(worker: Member, engines: list[Member]) -> int | None:
+    """The engine of a worker whose parent is not known: the only one, or the one of its data-parallel rank."""
+    if len(engines) == 1:
+        return engines[0].pid
+    rank = worker.ranks.get("dp")
+    same = [e for e in engines if rank is not None and e.ranks.get("dp") == rank]
+    return same[0].pid if len(same) == 1 else None
 
 
 def _label(instance: Instance) -> Instance:

@@ -19,12 +19,13 @@ EPILOG = """Examples:
 \b
 Exit codes: 0 ok, 1 warning, 2 critical, 3 unknown (too little could be observed)."""
 
-_EXIT = {
+EXIT = {
     "ok": ExitCode.OK,
     "warning": ExitCode.WARNING,
     "critical": ExitCode.CRITICAL,
     "unknown": ExitCode.UNKNOWN,
 }
+"""Status of a verdict -> exit code."""
 
 
 def run(common: Common, probe_zmq: ProbeZmq = False) -> int:
@@ -34,4 +35,4 @@ def run(common: Common, probe_zmq: ProbeZmq = False) -> int:
     diagnosis = diagnose(snapshot(common, "diagnose", probe_zmq))
     as_json = common.format is Format.JSON
     common.output.write(to_json(diagnosis) if as_json else diagnosis_text(diagnosis, common.output.style))
-    return _EXIT[diagnosis.verdict.status]
+    return EXIT[diagnosis.verdict.status]
