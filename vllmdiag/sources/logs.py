@@ -1,6 +1,7 @@
-"""Known lines at the end of a log that a process writes to, where its stdout or stderr is a regular file.
+"""The end of the logs that a process writes to, where its stdout or stderr is a regular file: known lines, first error.
 
-Only lines that the table of vllmdiag/vllm/loglines.py knows are kept: anything else may hold prompts.
+Only lines that the table of vllmdiag/vllm/loglines.py knows are kept, and of other errors the type and the frame:
+anything else may hold prompts.
 """
 
 from __future__ import annotations
@@ -8,43 +9,71 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple
 
+import msgspec
+
+from vllmdiag.model.logs import LogDigest
 from vllmdiag.model.process import Process
 from vllmdiag.model.snapshot import LogLine
-from vllmdiag.vllm.loglines import find
+from vllmdiag.vllm.logscan import ScannedLog, Scanner
 
-from . import procfs
+from . import deadline, procfs
 
 TAIL_BYTES = 256 << 10
-_MAX_LINES = 200
-_MAX_CHARS = 500
 
 
-def log_lines(processes: Iterable[Process], root: str = "/") -> tuple[LogLine, ...]:
-    """Known lines of the last 256 KiB of every log that these processes write, in their order. Never raises."""
-    files: dict[tuple[int, int], tuple[str, bytes]] = {}
+class Logs(NamedTuple):
+    """Fields of the snapshot by their names."""
+
+    log_lines: tuple[LogLine, ...] = ()
+    logs: tuple[LogDigest, ...] = ()
+
+
+class _Tail(msgspec.Struct, frozen=True):
+    """The end of one file. Empty where it is none that can be read from its end (a pipe, a terminal)."""
+
+    device: int = 0
+    inode: int = 0
+    size: int = 0
+    data: bytes = b""
+
+
+def read_logs(processes: Iterable[Process], root: str = "/") -> Logs:
+    """The last 256 KiB of every log that these processes write, each read once, in their order. Never raises."""
+    links: dict[str, tuple[int, int]] = {}
     for process in processes:
         for fd in (1, 2):
-            path = procfs.proc(root, process.pid, "fd", fd)
             try:
-                found = os.stat(path)
-                if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in files:
-                    files[found.st_dev, found.st_ino] = (os.readlink(path), _tail(path))
+                name = os.readlink(procfs.proc(root, process.pid, "fd", fd))
             except OSError:
                 continue
-    return tuple(line for name, tail in files.values() for line in _known(name, tail))
+            if name.startswith("/") and not name.startswith("/dev/"):
+                links.setdefault(name, (process.pid, fd))
+    # A file of a dead network file system does not answer: the child that asks it can be killed.
+    answers = deadline.each(partial(_tail, root), list(links.values())) if links else []
+    tails = [msgspec.msgpack.decode(a, type=_Tail) if isinstance(a, bytes) else _Tail() for a in answers]
+    files = {(t.device, t.inode): (name, t) for name, t in reversed(list(zip(links, tails, strict=True))) if t.data}
+    scanned = [_scan(name, tail) for name, tail in reversed(files.values())]
+    return Logs(tuple(line for s in scanned for line in s.lines), tuple(s.digest for s in scanned))
 
 
-def _tail(path: str) -> bytes:
+def _tail(root: str, opened: tuple[int, int]) -> bytes:
+    pid, number = opened
+    path = procfs.proc(root, pid, "fd", number)
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        return msgspec.msgpack.encode(_Tail())
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        size = os.fstat(fd).st_size
-        return os.pread(fd, TAIL_BYTES, max(0, size - TAIL_BYTES))
+        found = os.fstat(fd)
+        data = os.pread(fd, TAIL_BYTES, max(0, found.st_size - TAIL_BYTES))
     finally:
         os.close(fd)
+    return msgspec.msgpack.encode(_Tail(device=found.st_dev, inode=found.st_ino, size=found.st_size, data=data))
 
 
-def _known(name: str, tail: bytes) -> list[LogLine]:
-    # A progress bar writes its states into one line, each after a carriage return.
-    lines = (line.strip() for line in tail.decode("utf-8", "replace").replace("\r", "\n").split("\n"))
-    return [LogLine(file=name, number=0, text=line[:_MAX_CHARS]) for line in lines if line and find(line)][-_MAX_LINES:]
+def _scan(name: str, tail: _Tail) -> ScannedLog:
+    scanner = Scanner(name, messages=False, whole=tail.size <= TAIL_BYTES)
+    scanner.feed(tail.data)
+    return scanner.result()

@@ -1,12 +1,13 @@
-"""What stands around a start-up, gathered in one go, and only while nobody serves: a serving instance pays nothing."""
+"""What stands around an instance: its logs, and much more while nobody serves. One that serves pays next to nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from vllmdiag.model.logs import LogDigest
 from vllmdiag.model.process import Process
 from vllmdiag.model.snapshot import LogLine, Snapshot
 from vllmdiag.model.sockets import Socket
@@ -16,7 +17,7 @@ from vllmdiag.vllm.ports import wanted
 
 from .interfaces import networks
 from .locks import file_locks
-from .logs import log_lines
+from .logs import Logs, read_logs
 from .mounts import filesystem_of
 from .ports import taken_ports
 from .weights import with_checkpoint
@@ -29,6 +30,7 @@ class Surroundings(NamedTuple):
     networks: tuple[Network, ...] = ()
     taken_ports: tuple[TakenPort, ...] = ()
     log_lines: tuple[LogLine, ...] = ()
+    logs: tuple[LogDigest, ...] = ()
 
     def add_to(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with these fields."""
@@ -48,13 +50,18 @@ def serves(instance: Instance, sockets: Sequence[Socket]) -> bool:
 def beside_its_own(
     processes: Sequence[Process], instance: Instance, sockets: Sequence[Socket], root: str = "/"
 ) -> Surroundings:
-    """Who else listens on the HTTP port of an instance that serves. Free where all listeners on it are its own."""
+    """Who else listens on the HTTP port of an instance that serves (free where all are its own), and its logs."""
+    said = read_logs(processes, root)
     options, mine = instance.options, set(instance.pids)
     if options is None or not any(
         s.state == "LISTEN" and s.port == options.port and not mine & set(s.pids) for s in sockets
     ):
-        return Surroundings()
-    return Surroundings(taken_ports=taken_ports({"HTTP": options.port}, options.host, processes, root))
+        return _with(said)
+    return _with(said, taken_ports=taken_ports({"HTTP": options.port}, options.host, processes, root))
+
+
+def _with(said: Logs, **found: Any) -> Surroundings:
+    return Surroundings(log_lines=said.log_lines, logs=said.logs, **found)
 
 
 def with_files(process: Process, root: str = "/") -> Process:
@@ -79,9 +86,9 @@ def surroundings(processes: Sequence[Process], instance: Instance, root: str = "
         binder = [p for p in processes if first is not None and p.pid == first.pid]
         environ = {name: value for p in processes for name, value in p.environ.items()}
         ports = taken_ports(wanted(options, environ), options.host, [*binder, *processes], root)
-    return Surroundings(
+    return _with(
+        read_logs(processes, root),
         locks=file_locks(processes, root),
         networks=networks(processes, root),
         taken_ports=ports,
-        log_lines=log_lines(processes, root),
     )

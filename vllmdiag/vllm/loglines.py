@@ -10,7 +10,7 @@ import msgspec
 from .tables import load
 from .versions import Version, in_range, parse
 
-_PREFIX = re.compile(r"\((?P<label>[A-Za-z][\w-]*(?: rank=\d+)?) pid=(?P<pid>\d+)(?:, ip=[^)]*)?\)")
+_PREFIX = re.compile(r"\((?P<label>[A-Za-z][\w.:-]*(?: rank=\d+| [A-Z]+\d+)?) pid=(?P<pid>\d+)(?:, ip=[^)]*)?\)")
 _SOURCE = re.compile(r"\[(?:\S*/)?(?P<file>\w+\.py):(?P<line>\d+)\]")
 
 
@@ -23,8 +23,17 @@ class LogLineKind(msgspec.Struct, frozen=True):
     source: str
     level: str = ""
     """As vLLM logs it; empty where that differs or it is an exception."""
+    part: str = "note"
+    """``fault`` (an error by itself), ``relay`` (says that another has failed, and what), ``echo`` (says only that
+    something has), ``phase`` (a step or a wait of a start-up), ``note``."""
     echo: bool = False
     """Only the echo of a fault elsewhere: never a cause by itself."""
+    ends: bool = False
+    """After it the engine serves nobody any more."""
+    cause: str = ""
+    """Slug of the catalogue that this line means where nothing speaks against it; empty where it decides nothing."""
+    needles: tuple[str, ...] = ()
+    """Every line of this kind holds one of these: a search for them is cheap."""
     since: str | None = None
     until: str | None = None
 
@@ -46,6 +55,10 @@ class _Lines(msgspec.Struct, frozen=True):
 class _Tables(msgspec.Struct, frozen=True):
     kinds: tuple[LogLineKind, ...]
     long_wait: tuple[_Lines, ...]
+    echo_frames: str
+    """Innermost frames of exceptions that only tell that another process has not answered."""
+    server_sources: str
+    """Files of the server: what they log of a single request is no fault of the engine."""
 
 
 @cache
@@ -60,17 +73,41 @@ def kinds() -> tuple[LogLineKind, ...]:
 
 
 @cache
-def _compiled() -> tuple[tuple[LogLineKind, re.Pattern[str]], ...]:
-    return tuple((kind, re.compile(kind.regex)) for kind in kinds())
+def _pattern(regex: str) -> re.Pattern[str]:
+    return re.compile(regex)
+
+
+@cache
+def kind(id: str) -> LogLineKind:
+    """One of them. Raises KeyError for an id that the table does not have."""
+    return {entry.id: entry for entry in kinds()}[id]
+
+
+@cache
+def needles() -> tuple[str, ...]:
+    """Words of which every known line holds one."""
+    return tuple(dict.fromkeys(needle for kind in kinds() for needle in kind.needles))
 
 
 def find(text: str, version: str | None = None) -> LogMatch | None:
     """The first known line that a log line contains; None where it is none."""
-    for kind, pattern in _compiled():
-        found = pattern.search(text)
+    for kind in kinds():
+        if not any(needle in text for needle in kind.needles):
+            continue
+        found = _pattern(kind.regex).search(text)
         if found is not None and in_range(version, kind.since, kind.until):
             return LogMatch(kind, {name: value for name, value in found.groupdict().items() if value is not None})
     return None
+
+
+def is_echo_frame(frame: str) -> bool:
+    """An exception that was raised there (``core.py:133 in step``) only tells that another process has not answered."""
+    return re.search(_tables().echo_frames, frame) is not None
+
+
+def is_server_source(source: str) -> bool:
+    """A line of the API server, by the place in the code that has logged it (``async_llm.py:906``)."""
+    return re.match(_tables().server_sources, source) is not None
 
 
 def origin_of(text: str) -> tuple[str, int] | None:

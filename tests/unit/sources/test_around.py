@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllmdiag.model.process import Process
-from vllmdiag.sources.logs import TAIL_BYTES, log_lines
+from vllmdiag.sources.logs import TAIL_BYTES, read_logs
 from vllmdiag.sources.mounts import filesystem_of, parse_mounts
 from vllmdiag.sources.ports import taken_ports
 from vllmdiag.sources.sockets import SocketWatch
@@ -132,7 +132,7 @@ def test_known_lines_of_a_log_are_kept_and_nothing_else(children: Any, tmp_path:
         pid, _ = _writer(children, out)
         out.write("a" * TAIL_BYTES + f"\n{known}\nThe secret prompt of a user\n{shards}\rnothing\n")
         out.flush()
-        lines = log_lines([Process(pid=pid)])
+        lines, _ = read_logs([Process(pid=pid)])
     assert [line.text for line in lines] == [known, shards]
     assert {(line.file, line.number) for line in lines} == {(str(log), 0)}
 
@@ -145,4 +145,4 @@ def _writer(children: Any, out: Any) -> tuple[int, str]:
 
 def test_a_log_that_is_a_pipe_is_not_read(children: Any) -> None:
     pid, _ = children.python(SLEEP)
-    assert log_lines([Process(pid=pid)]) == ()
+    assert read_logs([Process(pid=pid)]) == ((), ())
