@@ -41,7 +41,7 @@ from .format import Context, Format
 if TYPE_CHECKING:
     from vllmdiag.bundle.draft import Draft
 
-_MODULES = ("stacks", "ps")
+_MODULES = ("stacks", "ps", "logs")
 
 
 @cache
