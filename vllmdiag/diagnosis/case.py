@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from vllmdiag.catalogue.entries import cause
 from vllmdiag.model.base import Missing
-from vllmdiag.model.diagnosis import Confidence, Finding, Link, NextStep, Severity, Subject
+from vllmdiag.model.diagnosis import Confidence, Finding, Link, Severity, Subject
 from vllmdiag.vllm.instances import Member
 
+from . import write
 from .activity import DEAD, STOPPED, Activity, activity_of
 from .motion import Progress, progress_of
 from .rings import Ring, rings_of
@@ -130,25 +130,18 @@ class Case:
         **fill: str,
     ) -> Finding:
         """A finding of a cause of the catalogue, its next steps filled with the pids of this instance."""
-        entry = cause(slug)
         who = self.scene.subject(subject) if isinstance(subject, int) else subject
-        words = {
-            "pid": str(who.pid) if who.pid is not None else "PID",
-            "target": str(self.scene.instance.roots[0]),
-            **fill,
-        }
-        graded: Severity = severity or ("info" if entry.severity == "ok" else entry.severity)
-        return Finding(
-            cause=slug,
-            layer=entry.layer if layer is None else layer,
-            severity=graded,
+        return write.finding(
+            slug,
+            who,
+            summary,
+            evidence=evidence,
+            chain=chain,
             confidence=confidence,
-            subject=who,
-            summary=summary,
-            evidence=tuple(evidence),
-            chain=tuple(chain),
-            next=tuple(NextStep(command=_fill(s.command, words), why=s.why, risk=s.risk) for s in entry.next),
+            severity=severity,
+            layer=layer,
             since_s=since_s,
+            words={"target": str(self.scene.instance.roots[0]), **fill},
         )
 
     def link(self, pid: int, doing: str | None = None) -> Link:
@@ -179,9 +172,3 @@ class Case:
     def since(self, pid: int) -> float | None:
         """For how long the member has not run, where the kernel tells."""
         return self.scene.processes[pid].last_ran_s
-
-
-def _fill(text: str, words: dict[str, str]) -> str:
-    for key, value in words.items():
-        text = text.replace("{" + key + "}", value)
-    return text
