@@ -160,8 +160,9 @@ def test_a_path_at_a_home_would_be_found_and_one_through_proc_is_none(home: str)
 def test_asking_for_the_version_imports_nothing_big() -> None:
     code = "import sys; from vllmdiag.cli.main import main; main(['--version']); print(*sorted(sys.modules))"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    version, modules = printed.splitlines()
+    version, schemas, modules = printed.splitlines()
     assert version.startswith("vllmdiag ")
+    assert schemas.startswith("schemas: diagnosis/1 ")
     assert {"typer", "rich", "msgspec", "psutil", "subprocess"} & set(modules.split()) == set()
 
 

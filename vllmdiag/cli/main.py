@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from vllmdiag import __version__
+from vllmdiag import __version__, version_text
 from vllmdiag.cli import interrupt
 from vllmdiag.model.errors import ExitCode, UsageError, VllmdiagError
 
@@ -32,8 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         if args == ["--version"]:
-            print(f"vllmdiag {__version__}", flush=True)
+            print(version_text(), flush=True)
             return ExitCode.OK
+        if "VLLMDIAG_COMPLETE" in os.environ:
+            from vllmdiag.cli.completion import answer
+
+            return answer(args)
         return _run(args)
     except VllmdiagError as error:
         _explain(error)

@@ -12,6 +12,7 @@ from vllmdiag.cli import app
 from vllmdiag.cli.main import main
 from vllmdiag.model import errors
 from vllmdiag.model.errors import ExitCode, VllmdiagError
+from vllmdiag.render.document import DOCUMENTS
 
 ERRORS = [
     (errors.UsageError, 64),
@@ -42,9 +43,12 @@ def _raise_in_schema(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> N
 
 
 @pytest.mark.parametrize("args", [["--version"], ["--ascii", "--version"]])
-def test_the_version_is_printed_alone(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_stands_alone_in_the_first_line_and_those_of_the_documents_in_the_second(
+    args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(args) == ExitCode.OK
-    assert capsys.readouterr().out == f"vllmdiag {__version__}\n"
+    documents = (identity.removeprefix("vllmdiag.") for identity, _ in DOCUMENTS.values())
+    assert capsys.readouterr().out == f"vllmdiag {__version__}\nschemas: {' '.join(documents)}\n"
 
 
 def test_nothing_asked_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ EPILOG = """Examples:
 Every number is measured here and now, on this machine."""
 
 
-def run(name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one.")] = None) -> int:
+def run(name: Annotated[str | None, typer.Argument(metavar="EXPERIMENT", help="Which one.")] = None) -> int:
     """Carry one out, and say what to look at and what was measured."""
     from vllmdiag.lab.experiments import EXPERIMENTS, measure
 
