@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from vllmdiag.model.sockets import Socket
 from vllmdiag.model.view import ConnectionView, EndpointView, Party
-from vllmdiag.vllm.endpoints import Endpoint, between, kind_of_listener
+from vllmdiag.vllm.endpoints import Endpoint, between, endpoints, kind_of_listener
 
 from .case import Case
 from .nodes import absent
@@ -119,6 +119,8 @@ def _purposes(case: Case, seen: list[_Seen]) -> dict[int, tuple[str, str]]:
         peers = sorted({scene.members[c.peer.pid].role for c in connections if c.peer.pid in scene.members})
         tcp = _tcp_purpose(case, listener, binder)
         named[listener.inode] = (tcp or "not told: nobody is connected", "")
+        if binder is not None and not peers and tcp is None and listener.family != "unix":
+            named[listener.inode] = _of_another_node(case, binder) or named[listener.inode]
         if binder is not None and peers and (listener.family == "unix" or tcp is None):
             alike[binder, peers[0], "ipc" if listener.family == "unix" else "tcp"].append(listener.inode)
     for (binder, peer, transport), inodes in alike.items():
@@ -134,6 +136,15 @@ def _purposes(case: Case, seen: list[_Seen]) -> dict[int, tuple[str, str]]:
                     " or ".join(dict.fromkeys(e.pattern for e in fitting)),
                 )
     return named
+
+
+def _of_another_node(case: Case, binder: int) -> tuple[str, str] | None:
+    """What a TCP endpoint without a peer on this machine is in a job of several nodes, where only one kind can be."""
+    options, role = case.scene.options, case.scene.members[binder].role
+    if options is None or options.nnodes <= 1:
+        return None
+    kinds = [e for e in endpoints(case.scene.version) if e.binds == role and e.transport == ("tcp",)]
+    return (kinds[0].name, kinds[0].pattern) if len(kinds) == 1 else None
 
 
 def _fitting(inodes: list[int], kinds: list[Endpoint], told: dict[int, str]) -> dict[int, list[Endpoint]]:
@@ -178,9 +189,22 @@ def _expected(case: Case, name: str, binder: int | None, connections: tuple[Conn
         wanted = [s.pid for s in scene.servers]
     elif name.startswith("broadcast "):
         wanted = [w.pid for w in scene.instance.workers_of(binder)]
+    elif name.startswith("remote broadcast"):
+        return _remote_readers(case, connections)
     elif name.startswith("response "):
         engine = scene.members[binder].engine_pid
         wanted = [engine] if engine is not None else []
     else:
         return ()
     return tuple(_party(case, pid) for pid in wanted if pid not in present)
+
+
+def _remote_readers(case: Case, connections: tuple[ConnectionView, ...]) -> tuple[Party, ...]:
+    """Ranks of other nodes that the arguments promise and that are not connected. Which of them is not told: a count."""
+    options = case.scene.options
+    if options is None:
+        return ()
+    here = {w.pid for w in case.scene.workers}
+    far = [c for c in connections if c.peer.pid not in here]
+    lost = options.world_size - len(here) - len(far)
+    return (Party(label=f"{lost} of {options.world_size - len(here)} ranks of other nodes"),) if lost > 0 else ()

@@ -70,6 +70,7 @@ def view(snapshot: Snapshot) -> InstanceView:
         segments=tuple(_segment(snapshot, case, s) for s in snapshot.segments),
         mounts=tuple(_mounts(case)),
         endpoints=endpoint_views(case),
+        stale_ipc_paths=case.scene.snapshot.ipc_paths_stale,
         clients=tuple(_clients(case)),
         stacks=tuple(_stacks(case)),
         gpu=gpu_views(case),

@@ -112,6 +112,8 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     """Ports it wants that others listen on; with an HTTP listener of its own only others on that port."""
     ipc_paths_missing: tuple[str, ...] = ()
     """Paths that sockets of the instance are bound to and that no longer exist in the owner's mount namespace."""
+    ipc_paths_stale: tuple[str, ...] = ()
+    """Socket files of the form that vLLM gives its own, in the directories of its endpoints, that nobody is bound to."""
     missing: tuple[Missing, ...] = ()
     costs: tuple[SourceCost, ...] = ()
 

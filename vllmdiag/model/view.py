@@ -303,6 +303,8 @@ class InstanceView(Fact, frozen=True, kw_only=True):
     segments: tuple[SegmentView, ...] = ()
     mounts: tuple[MountView, ...] = ()
     endpoints: tuple[EndpointView, ...] = ()
+    stale_ipc_paths: tuple[str, ...] = ()
+    """Socket files beside those of its endpoints that a dead server has left: nobody is bound to them."""
     clients: tuple[ClientView, ...] = ()
     stacks: tuple[StackView, ...] = ()
     gpu: tuple[GpuView, ...] = ()

@@ -9,6 +9,8 @@ from .page import Page, Role, Span, Style, Text
 from .parts import could_not_observe, headline
 from .words import fold_labels, plural, size, who, whom
 
+_STALE_SHOWN = 5
+
 
 def endpoints_text(view: InstanceView, style: Style) -> str:
     """Write the endpoints of an instance: one block each, connections that carry nothing folded."""
@@ -19,8 +21,21 @@ def endpoints_text(view: InstanceView, style: Style) -> str:
         _endpoint(page, endpoint)
     if not view.endpoints:
         page.line("no endpoint seen")
+    if view.stale_ipc_paths:
+        page.gap()
+        _stale(page, view.stale_ipc_paths)
     could_not_observe(page, view.missing)
     return page.text()
+
+
+def _stale(page: Page, paths: tuple[str, ...]) -> None:
+    """What dead servers left: harmless, and all that is listed is surely not in use here."""
+    page.line(f"{plural(len(paths), 'socket file')} of dead servers: nobody is bound to them, they do no harm")
+    shown = paths if page.style.verbose else paths[:_STALE_SHOWN]
+    for path in shown:
+        page.line(Span(path, "dim"), indent=2)
+    if len(paths) > len(shown):
+        page.line(Span(f"and {len(paths) - len(shown)} more: -v", "dim"), indent=2)
 
 
 def _endpoint(page: Page, endpoint: EndpointView) -> None:

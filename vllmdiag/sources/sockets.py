@@ -53,6 +53,11 @@ class SocketWatch:
         sockets.sort(key=lambda s: (s.netns, s.family, s.local, s.remote, s.inode))
         return tuple(sockets), tuple(self._missing.values())
 
+    @property
+    def bound_paths(self) -> frozenset[str]:
+        """Every path that somebody in these namespaces was bound to in some look, of whichever process."""
+        return frozenset(path for space in self._spaces for path in space.bound)
+
     def close(self) -> None:
         """Close the netlink sockets."""
         for space in self._spaces:
@@ -140,10 +145,12 @@ class _Namespace:
     table: SockDiag | ProcNet
     ports: set[int]
     tracks: dict[tuple[str, int, str, str], _Track] = field(default_factory=dict)
+    bound: set[str] = field(default_factory=set)
 
     def take(self, t: float, rows: list[Row], owners: Owners) -> None:
         """Add one dump of the namespace."""
         names = {row.inode: row.local for row in rows if row.family == "unix" and row.local}
+        self.bound.update(names.values())
         for row in self._relevant(rows, owners):
             track = self.tracks.setdefault(_key(row), _Track(row))
             track.row = row
@@ -245,30 +252,3 @@ def with_owners(sockets: Iterable[Socket], owners: Owners) -> tuple[Socket, ...]
         socket if socket.owners else msgspec.structs.replace(socket, owners=owners.get(socket.inode, ()))
         for socket in sockets
     )
-
-
-def missing_ipc_paths(sockets: Iterable[Socket], root: str = "/") -> tuple[str, ...]:
-    """Paths that a listener is bound to and that no longer exist where its owner would look, sorted.
-
-    Nobody can connect to such a listener any more (somebody cleaned /tmp). Abstract names have no file. A path whose
-    absence cannot be told (no permission, owner gone) is left out.
-    """
-    bound = [s for s in sockets if s.family == "unix" and s.state == "LISTEN" and s.local.startswith("/")]
-    gone = {s.local for s in bound if any(_absent(s.local, owner.pid, root) for owner in s.owners)}
-    return tuple(sorted(gone))
-
-
-def _absent(path: str, pid: int, root: str) -> bool:
-    home = procfs.proc(root, pid, "root")
-    try:
-        os.lstat(home + path)
-    except (FileNotFoundError, NotADirectoryError):
-        parents = [path[:i] for i, letter in enumerate(path) if letter == "/" and i]
-        try:  # after the fact, so that a process that has just ended is not taken for a lost path
-            # A symlink on the way is followed from our root, which need not be the owner's.
-            return os.path.samefile(home, "/") or not any(os.path.islink(home + parent) for parent in parents)
-        except OSError:
-            return False
-    except OSError:
-        pass
-    return False

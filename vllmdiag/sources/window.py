@@ -27,7 +27,8 @@ from . import cgroups, http, kmsg, observe, proc, rings, shm, viewer
 from .aside import Aside
 from .gpu_layer import GpuLayer
 from .httpclient import Endpoint
-from .sockets import SocketWatch, missing_ipc_paths
+from .socket_files import missing_ipc_paths, stale_ipc_paths
+from .sockets import SocketWatch
 from .stacks import StackSampler
 from .surroundings import Surroundings, beside_its_own, serves, surroundings, with_files
 
@@ -147,6 +148,8 @@ class Window:
         self.missing += holes
         processes = [*map(self._finish, observed), *born]
         shown = self._snapshot(processes, [polled.get(s.key, s) for s in segments], seen, kernel)
+        stale = stale_ipc_paths(seen, sockets.bound_paths, self.root)
+        shown = msgspec.structs.replace(shown, ipc_paths_stale=stale)
         return around.add_to(layer.add_to(shown))
 
     def _around(self, observed: list[Process], bound: tuple[Socket, ...]) -> tuple[list[Process], Surroundings]:

@@ -52,3 +52,24 @@ def test_types_that_do_not_fit_change_nothing(types: tuple[str, ...]) -> None:
         "in": "engine input",
         "second": "engine output",
     }
+
+
+def remote_readers(*, connected: int) -> list[str]:
+    """Who is missing at the broadcast endpoint of a job of two nodes, two ranks each, seen from the first."""
+    server = Server(args=("--pipeline-parallel-size", "2", "--nnodes", "2", "--master-port", "29501"))
+    engine = (SocketOwner(pid=ENGINE, fds=(9,)),)
+    address = "127.0.0.1:40001"
+    listener = Socket(family="tcp", inode=2000, state="LISTEN", local=address, send_q=100, owners=engine)
+    far = [
+        Socket(family="tcp", inode=2001 + n, state="ESTAB", local=address, remote=f"10.0.0.2:{5000 + n}", owners=engine)
+        for n in range(connected)
+    ]
+    snapshot = server.snapshot()
+    seen = view(msgspec.structs.replace(snapshot, sockets=(*snapshot.sockets, listener, *far)))
+    (endpoint,) = [e for e in seen.endpoints if e.address == f"tcp://{address}"]
+    return [endpoint.name, *(party.label for party in endpoint.expected)]
+
+
+def test_ranks_of_other_nodes_that_are_not_connected_are_counted_where_they_belong() -> None:
+    assert remote_readers(connected=2) == ["remote broadcast"]
+    assert remote_readers(connected=1) == ["remote broadcast", "1 of 2 ranks of other nodes"]

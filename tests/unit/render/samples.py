@@ -369,6 +369,7 @@ def instance() -> InstanceView:
                 ),
             ),
         ),
+        stale_ipc_paths=tuple(f"/tmp/{n}f2c1d7e-0000-4000-8000-000000000000" for n in range(7)),
         clients=(
             ClientView(
                 port=8000,

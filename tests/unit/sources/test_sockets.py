@@ -15,7 +15,8 @@ import pytest
 
 from vllmdiag.model.base import Missing
 from vllmdiag.model.sockets import Socket, SocketOwner
-from vllmdiag.sources.sockets import SocketWatch, missing_ipc_paths, owners_of, with_owners
+from vllmdiag.sources.socket_files import missing_ipc_paths
+from vllmdiag.sources.sockets import SocketWatch, owners_of, with_owners
 
 UNIX_SERVER = """
 import socket, sys, time
