@@ -9,12 +9,14 @@ import pytest
 
 from vllmdiag.catalogue.entries import Cause, catalogue
 from vllmdiag.diagnosis import case, judge
+from vllmdiag.lab.faults import faults
 
 from .test_causes import FAULTS, LOOK_ALIKES
 
 ROOT = Path(__file__).parents[3]
 FINDINGS_ONLY = {"ipc-path-removed"}
 """Causes that are never a verdict."""
+LAB_TEST = "tests/lab/test_verify.py::test_a_fault_gets_its_cause_layer_subject_and_chain"
 faulty = [c for c in catalogue().values() if c.severity in ("warning", "critical") and c.slug != "unknown"]
 
 
@@ -33,6 +35,11 @@ def test_every_cause_is_shown_live_or_says_why_not(cause: Cause) -> None:
         assert not name or f"def {name}(" in text, f"{test} is not there"
 
 
+def test_a_cause_that_the_lab_plays_names_the_test_that_runs_it() -> None:
+    played = {fault.cause for fault in faults().values()}
+    assert played <= {c.slug for c in catalogue().values() if LAB_TEST in c.shown_by}
+
+
 @pytest.mark.parametrize("cause", faulty, ids=lambda c: c.slug)
 def test_every_fault_says_what_to_do_next_and_what_it_may_break(cause: Cause) -> None:
     assert cause.next
@@ -43,6 +50,6 @@ def test_every_slug_that_the_judge_writes_is_in_the_catalogue_and_the_other_way_
     directory = Path(case.__file__).parent
     written = set()
     for file in directory.glob("*.py"):
-        written |= set(re.findall(r'"([a-z]+(?:-[a-z0-9]+)+)"', file.read_text(encoding="utf-8"))) & set(catalogue())
+        written |= set(re.findall(r'"([a-z][a-z0-9]*(?:-[a-z0-9]+)+)"', file.read_text(encoding="utf-8"))) & set(catalogue())
     assert written >= {c.slug for c in faulty} | FINDINGS_ONLY
     assert set(judge._HARD_ORDER) <= set(catalogue())
