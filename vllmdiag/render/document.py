@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from vllmdiag.model.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
+from vllmdiag.model.plan import PLAN_CHECK_SCHEMA, PLAN_SCHEMA, Plan, PlanCheck
 from vllmdiag.model.playbook import EXPLANATIONS_SCHEMA, PLAYBOOKS_SCHEMA, Explanations, Playbooks
 from vllmdiag.model.snapshot import SNAPSHOT_SCHEMA, Snapshot
 from vllmdiag.model.view import INSTANCES_SCHEMA, REMOVALS_SCHEMA, VIEW_SCHEMA, Instances, InstanceView, Removals
@@ -17,6 +18,8 @@ DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "removals": (REMOVALS_SCHEMA, Removals),
     "playbooks": (PLAYBOOKS_SCHEMA, Playbooks),
     "explanations": (EXPLANATIONS_SCHEMA, Explanations),
+    "plan": (PLAN_SCHEMA, Plan),
+    "plan-check": (PLAN_CHECK_SCHEMA, PlanCheck),
 }
 """Name on the command line -> (value of its `schema` field, struct)."""
 

@@ -178,14 +178,31 @@ def _fits(known: KnownFile, size: int) -> bool:
     return True
 
 
+def shape(queue: Queue, n_readers: int, version: str | None = None, chunk_mib: int | None = None) -> Layout:
+    """The ring that a version makes for a queue.
+
+    Args:
+        queue: which.
+        n_readers: local readers.
+        version: version of vLLM; the newest where unknown.
+        chunk_mib: VLLM_MQ_MAX_CHUNK_BYTES_MB, where set; only the broadcast ring heeds it.
+    """
+    ring = next(r for r in _tables().rings if r.queue == queue and in_range(version, r.since, r.until))
+    mib = chunk_mib if queue == "broadcast" and chunk_mib else ring.chunk_mib
+    return Layout(
+        queue=queue,
+        chunks=ring.chunks,
+        chunk_bytes=mib * MIB,
+        n_readers=n_readers,
+        since=ring.since,
+        until=ring.until,
+        source=ring.source,
+    )
+
+
 def broadcast_ring_bytes(n_readers: int, version: str | None = None, chunk_mib: int | None = None) -> int:
     """Bytes of the broadcast ring that an engine makes: what /dev/shm must be able to hold at the least.
 
-    Args:
-        n_readers: local workers.
-        version: version of vLLM; the newest where unknown.
-        chunk_mib: VLLM_MQ_MAX_CHUNK_BYTES_MB, where set.
+    Arguments as for `shape`.
     """
-    fitting = [r for r in _tables().rings if r.queue == "broadcast" and in_range(version, r.since, r.until)]
-    ring = fitting[0]
-    return Geometry(chunks=ring.chunks, chunk_bytes=(chunk_mib or ring.chunk_mib) * MIB, n_readers=n_readers).size
+    return shape("broadcast", n_readers, version, chunk_mib).geometry.size

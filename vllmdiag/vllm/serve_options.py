@@ -32,8 +32,8 @@ class ServeOptions(Fact, frozen=True, kw_only=True):
     data_parallel_hybrid_lb: bool = False
     data_parallel_external_lb: bool = False
     data_parallel_multi_port_external_lb: bool = False
-    api_server_count: int = 1
-    """As given; vLLM itself raises it to the data-parallel size where it is not."""
+    api_server_count: int | None = None
+    """None: not given, and vLLM starts one for each data-parallel rank."""
     nnodes: int = 1
     node_rank: int = 0
     master_addr: str | None = None

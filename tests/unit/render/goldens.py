@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.unit.render import samples
+from vllmdiag.model.plan import Topology
 from vllmdiag.model.view import Instances, Removal
+from vllmdiag.plan.make import plan
 from vllmdiag.render.client import client_text
 from vllmdiag.render.document import json_schema, to_json
 from vllmdiag.render.endpoints import endpoints_text
 from vllmdiag.render.page import Style
+from vllmdiag.render.plan import plan_text
 from vllmdiag.render.ps import instances_text, ps_text
 from vllmdiag.render.ring import ring_text
 from vllmdiag.render.shm import orphans_text, removals_text, shm_text
@@ -50,6 +53,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "stacks.txt": lambda: stacks_text(samples.instance(), _PLAIN),
     "stacks-verbose.txt": lambda: stacks_text(samples.instance(), Style(verbose=1)),
     "client.txt": lambda: client_text(samples.instance(), _PLAIN),
+    "plan.txt": lambda: plan_text(plan(Topology(nodes=48, tp=8)), _PLAIN),
+    "plan-several-nodes.txt": lambda: plan_text(plan(Topology(nodes=4, tp=8, pp=2, dp=2, ep=True)), Style(verbose=1)),
+    "plan.json": lambda: to_json(plan(Topology(tp=2))),
     "view.json": lambda: to_json(samples.instance()),
     "diagnosis.schema.json": lambda: json_schema("diagnosis"),
 }
