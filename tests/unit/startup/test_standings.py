@@ -8,7 +8,16 @@ import msgspec
 import pytest
 
 from tests.unit.diagnosis import startup_cases as cases
-from tests.unit.diagnosis.scenario import API, ENGINE, TIMES, WORKER0, WORKER_IDLE, WORKER_IN_STORE, Server
+from tests.unit.diagnosis.scenario import (
+    API,
+    API_WAITS_START,
+    ENGINE,
+    TIMES,
+    WORKER0,
+    WORKER_IDLE,
+    WORKER_IN_STORE,
+    Server,
+)
 from vllmdiag.diagnosis.case import Case
 from vllmdiag.diagnosis.judge import diagnose
 from vllmdiag.diagnosis.scene import scene_of
@@ -285,3 +294,27 @@ def test_ps_shows_the_stage_while_it_starts_and_none_afterwards() -> None:
     assert "meets the other ranks at the store" in text
     assert "waits for its workers: 0 of 2" in text
     assert {m.stage for m in view(Server().snapshot()).members} == {""}
+
+
+def test_engines_ready_by_their_stacks_are_named_and_identities_are_said_to_be_out_of_sight() -> None:
+    server = Server(stacks={API: API_WAITS_START}, listening=False)
+    verdict = diagnose(server.snapshot()).verdict
+    assert verdict.cause == "handshake-incomplete"
+    (words,) = [words for words in verdict.evidence if "identities" in words]
+    assert words.startswith("ready by their stacks: EngineCore;")
+    assert "not visible from outside" in words
+
+
+def test_the_start_method_is_told_with_how_it_is_known_and_why_vllm_chose_it() -> None:
+    server = standing_server()
+    spawned = (("spawn_main", "multiprocessing/spawn.py"), ("<module>", "<string>"))
+    for pid in (ENGINE, W0, W1):
+        server.stacks[pid] = (*server.stacks[pid], *spawned)  # type: ignore[assignment,misc]
+    override = (
+        "WARNING 11-20 10:00:00 [system_utils.py:140] We must use the `spawn` multiprocessing start method. Overriding"
+        " VLLM_WORKER_MULTIPROC_METHOD to 'spawn'. Reasons: CUDA is initialized"
+    )
+    server.fields["log_lines"] = (LogLine(file="node0.log", number=7, text=override),)
+    evidence = diagnose(server.snapshot()).verdict.evidence
+    assert "started by spawn: EngineCore, Worker_TP0, Worker_TP1 (their stacks begin so)" in evidence
+    assert "vLLM chose spawn by itself: CUDA is initialized" in evidence
