@@ -30,15 +30,15 @@ STUCK_S = 180.0
 
 
 def named(
-    vllmdiag: Vllmdiag, server: Server, cause: str, *, deadline_s: float = STUCK_S, pid: int | None = None
+    vllmdiag: Vllmdiag, server: Server, cause: str, *, deadline_s: float = STUCK_S, passing: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Look again and again until that is the cause. Until then nothing but `starting` may be said."""
+    """Look again and again until that is the cause. Until then nothing but `starting` (and `passing`) may be said."""
     answers: list[Answer] = []
 
     def said() -> bool:
-        answers.append(vllmdiag.json("diagnose", pid or server.roots[0], "--window", "2"))
+        answers.append(vllmdiag.json("diagnose", server.roots[0], "--window", "2"))
         verdict = answers[-1].data["verdict"]
-        assert verdict["cause"] in (cause, "starting"), (verdict, server.log_tail(15))
+        assert verdict["cause"] in (cause, "starting", *passing), (verdict, server.log_tail(15))
         return bool(verdict["cause"] == cause)
 
     wait_until(f"the verdict is {cause}", said, deadline_s)
@@ -243,36 +243,46 @@ def test_a_second_node_that_is_cut_off(launch: Launch, vllmdiag: Vllmdiag) -> No
 
 
 COMPILE = "import torch; torch.compile(lambda x: (x * 2 + 1).relu())(torch.ones(64))"
+COMPILER = """#!/bin/sh
+case "$*" in *" -o "*) [ ! -e "$0.hangs" ] || exec sleep 86400 ;; esac
+exec g++ "$@"
+"""
 
 
-def lock_of_the_compiler(installation: Installation, place: Path) -> Path:
+def lock_of_the_compiler(installation: Installation, place: Path, env: dict[str, str]) -> Path:
     """The lock under which torch compiles its header, below a temporary directory: named after what it compiles."""
     place.mkdir()
     command = [str(installation.python), "-c", COMPILE]
     kept = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-    subprocess.run(command, env={**kept, "TMPDIR": str(place)}, check=True, capture_output=True)
+    subprocess.run(command, env={**kept, **env, "TMPDIR": str(place)}, check=True, capture_output=True)
     (lock,) = place.glob("torchinductor_*/precompiled_headers/locks/*.lock")
     return lock.relative_to(place)
 
 
-def test_a_lock_of_the_compiler_that_another_process_holds(
+def test_a_lock_of_the_compiler_that_another_holds_and_then_a_compiler_that_hangs(
     launch: Launch, vllmdiag: Vllmdiag, installation: Installation, tmp_path: Path
 ) -> None:
-    name = lock_of_the_compiler(installation, tmp_path / "tmp")
-    caches = Path(*name.parts[:1])
+    compiler = tmp_path / "g++"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    env = {"CXX": str(compiler)}
+    name = lock_of_the_compiler(installation, tmp_path / "tmp", env)
+    compiler.with_name("g++.hangs").touch()
     own = tmp_path / "work"
     held = own / name
     held.parent.mkdir(parents=True)
+    env |= {
+        "TMPDIR": str(own),
+        "TORCHINDUCTOR_CACHE_DIR": str(own / name.parts[0]),  # nothing compiled before may be found
+        "VLLM_CACHE_ROOT": str(own / "vllm"),
+    }
     with held.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        env = {
-            "TMPDIR": str(own),
-            "TORCHINDUCTOR_CACHE_DIR": str(own / caches),  # nothing compiled before may be found
-            "VLLM_CACHE_ROOT": str(own / "vllm"),
-        }
         server = launch("tp1", args=("--no-enforce-eager",), env=env)
         verdict = named(vllmdiag, server, "jit-lock", deadline_s=240)
         assert (verdict["subject"]["role"], verdict["subject"]["pid"]) == ("Worker", server.workers[0])
         assert f"{held}, held by" in verdict["summary"], verdict
         assert str(os.getpid()) in verdict["summary"]
         assert verdict["status"] == "warning"  # its holder is alive
+    verdict = named(vllmdiag, server, "slow-compile", passing=("jit-lock",), deadline_s=240)
+    assert (verdict["subject"]["role"], verdict["subject"]["pid"]) == ("Worker", server.workers[0])
