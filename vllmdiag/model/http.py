@@ -20,6 +20,21 @@ class HttpProbe(Fact, frozen=True, kw_only=True):
     total_s: float | None = None
     version: str | None = None
     """vLLM's version, from /version."""
+    proxy: str = ""
+    """The proxy that the request went through; empty where it went straight to the server, or that is not known."""
+
+
+class ClientView(Fact, frozen=True, kw_only=True):
+    """What a client saw of one streamed answer, as somebody has measured it. None where it does not tell."""
+
+    first_byte_s: float | None = None
+    """Seconds from the request to the first byte of the answer."""
+    burst_chunks: float | None = None
+    """Chunks that came at once."""
+    burst_gap_s: float | None = None
+    """Seconds between two such bursts."""
+    text: str = ""
+    """The line that says so."""
 
 
 class MetricsScrape(Fact, frozen=True, kw_only=True):

@@ -6,12 +6,12 @@ import msgspec
 
 from .base import Fact, Missing
 from .gpu import Accelerator, Driver, FlightRecord, RasReport, RdmaPort
-from .http import HttpProbe, MetricsScrape
+from .http import ClientView, HttpProbe, MetricsScrape
 from .logs import LogDigest
 from .process import Process
 from .shm import Segment, ShmMount
 from .sockets import Socket, ZmtpProbe
-from .startup import FileLock, Network, TakenPort
+from .startup import FileLock, Network, RayStatus, TakenPort
 
 SNAPSHOT_SCHEMA = "vllmdiag.snapshot/1"
 
@@ -38,6 +38,10 @@ class Node(Fact, frozen=True, kw_only=True):
     machine: str = ""
     n_cpus: int = 0
     load1: float | None = None
+    kernel_share: float | None = None
+    """Part of the time of all processors that was spent in the kernel within the window, 0 to 1."""
+    pressure_cpu: float | None = None
+    """Part of the last 10 s in which somebody waited for a processor, 0 to 1 (/proc/pressure/cpu)."""
     mem_total: int | None = None
     mem_available: int | None = None
     clock_ticks: int = 100
@@ -91,6 +95,8 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     zmtp: tuple[ZmtpProbe, ...] = ()
     """One for each ZMQ listener of the instance; empty without ``--probe-zmq``."""
     http: tuple[HttpProbe, ...] = ()
+    client_views: tuple[ClientView, ...] = ()
+    """Only from pasted evidence: a look from outside sees no client."""
     metrics: tuple[MetricsScrape, ...] = ()
     drivers: tuple[Driver, ...] = ()
     """Of accelerators; empty on a machine without any."""
@@ -104,6 +110,8 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     log_lines: tuple[LogLine, ...] = ()
     logs: tuple[LogDigest, ...] = ()
     """One for each log that was given or found, in that order."""
+    ray: RayStatus | None = None
+    """Only from pasted evidence."""
     locks: tuple[FileLock, ...] = ()
     """Locks on files of caches; looked for only while no HTTP listener is there."""
     networks: tuple[Network, ...] = ()

@@ -80,3 +80,14 @@ class Checkpoint(Fact, frozen=True, kw_only=True):
     """Size of the mapped file."""
     filesystem: str = ""
     """Type of the file system, as in /proc/PID/mounts; empty where not known."""
+
+
+class RayStatus(Fact, frozen=True, kw_only=True):
+    """What `ray status` says of a cluster."""
+
+    nodes: tuple[str, ...] = ()
+    """Addresses (or ids, where it tells no addresses) of the nodes that are up."""
+    gpus_total: float | None = None
+    gpus_used: float | None = None
+    pending: tuple[str, ...] = ()
+    """Demands that are not met, as they stand."""
