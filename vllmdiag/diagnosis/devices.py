@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from vllmdiag.model.base import Missing
 from vllmdiag.model.gpu import Accelerator, Reading, Trouble
@@ -19,9 +20,46 @@ from .scene import Scene
 
 _FILES = {"nvidia": "/dev/nvidia", "amd": "/dev/kfd"}
 _MINOR = re.compile(r"/dev/nvidia(\d+)")
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_XID = re.compile(
+    r"Xid \(PCI:(?P<pci>[0-9a-fA-F:.]+)[^)]*\): (?P<number>\d+)(?:, pid=(?P<pid>\d+))?(?P<rest>.*)", re.IGNORECASE
+)
+_RECOVERED = re.compile(r"\bto (?:0x0\b|None\b)|action changed to None")
 _HOST_PID_NAMESPACE = 4026531836  # include/linux/proc_ns.h: PROC_PID_INIT_INO
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True)
+class Xid:
+    """A fault of a GPU in the kernel log."""
+
+    number: int
+    pci: str
+    """``0000:61:00``, lower case, without the function."""
+    pid: int | None
+    t: float | None
+    """Seconds after boot."""
+    text: str
+
+    @property
+    def hard(self) -> bool:
+        """It speaks of the device, not of a fault that a program brought on itself."""
+        return self.number not in (*gpu().program_xids, *gpu().harmless_xids)
+
+
+def xids(snapshot: Snapshot) -> Iterator[Xid]:
+    """Every Xid of the kernel log, oldest first; one that says that no recovery is needed any more is left out."""
+    for line in snapshot.kernel_lines:
+        found = _XID.search(line.text)
+        if found is not None and not _RECOVERED.search(found["rest"]):
+            pid = int(found["pid"]) if found["pid"] else None
+            pci = found["pci"].lower().partition(".")[0]
+            yield Xid(int(found["number"]), pci, pid, line.t, line.text)
+
+
+def is_at(device: Accelerator, pci: str) -> bool:
+    """The device has that address; the domain may be written with four digits or eight."""
+    own, other = device.pci.lower().partition(".")[0], pci
+    return bool(own and other) and own.lstrip("0").endswith(other.lstrip("0")) and own[-5:] == other[-5:]
 
 
 def device_of(scene: Scene, process: Process) -> tuple[Accelerator | None, str]:
@@ -47,10 +85,11 @@ def device_of(scene: Scene, process: Process) -> tuple[Accelerator | None, str]:
 
 def _candidates(snapshot: Snapshot, process: Process) -> tuple[Accelerator, ...]:
     """Devices of the vendor whose device files it has open; all of them where its descriptors may not be seen."""
-    if isinstance(process.socket_inodes, Missing):
-        return snapshot.accelerators
+    here = tuple(d for d in snapshot.accelerators if not (d.node and process.node) or d.node == process.node)
+    if isinstance(process.socket_inodes, Missing) or (snapshot.pasted and not process.device_files):
+        return here
     vendors = {vendor for vendor, prefix in _FILES.items() if any(f.startswith(prefix) for f in process.device_files)}
-    return tuple(device for device in snapshot.accelerators if device.vendor in vendors)
+    return tuple(device for device in here if device.vendor in vendors)
 
 
 def _by_driver(snapshot: Snapshot, devices: Sequence[Accelerator], process: Process) -> Accelerator | None:
@@ -82,6 +121,8 @@ def _by_rank(scene: Scene, devices: Sequence[Accelerator], process: Process) -> 
     position = users.index(process.pid)
     visible = next((process.environ[n] for n in _VISIBLE if n in process.environ), None)
     visible = next((v for n in _VISIBLE if (v := scene.environ(n)) is not None), None) if visible is None else visible
+    if len({d.index for d in devices}) < len(devices):  # of several machines, each counting its own
+        return devices[position] if len(devices) == len(users) else None
     if visible is None:
         return _at(devices, position)
     names = [name.strip() for name in visible.split(",") if name.strip()]
@@ -111,6 +152,28 @@ def spinning(device: Accelerator) -> bool | None:
     return all(found)
 
 
+def seems_spinning(device: Accelerator) -> bool | None:
+    """The same for a server that is known to stand: one reading is enough, and the power may be unknown.
+
+    A model that generates reads its weights all the time; full load without memory traffic is no such work.
+    """
+    if device.mig or not device.readings:
+        return None
+    rule, found = gpu().spin, []
+    for reading in device.readings:
+        exact = _spins(reading)
+        if exact is None and reading.memory_busy_pct is not None and not (reading.power_w and reading.power_limit_w):
+            exact = (reading.busy_pct or 0) >= rule.busy_pct and reading.memory_busy_pct <= rule.memory_busy_pct
+        found.append(exact)
+    return None if None in found and False not in found else all(found)
+
+
+def busy(device: Accelerator) -> bool | None:
+    """A kernel ran all the time in every reading; None where that is not known."""
+    shares = [r.busy_pct for r in device.readings if r.busy_pct is not None]
+    return all(share >= gpu().spin.busy_pct for share in shares) if shares else None
+
+
 def _spins(reading: Reading) -> bool | None:
     rule = gpu().spin
     if reading.busy_pct is not None and reading.busy_pct < rule.busy_pct:
@@ -128,10 +191,9 @@ def troubles(snapshot: Snapshot, device: Accelerator) -> tuple[Trouble, ...]:
 
 def _xids(snapshot: Snapshot, device: Accelerator) -> Iterator[Trouble]:
     seen: dict[int, int] = {}
-    for line in snapshot.kernel_lines:
-        found = _XID.search(line.text)
-        if found and device.pci and device.pci.startswith(found[1].lower().rpartition(".")[0] or found[1].lower()):
-            seen[int(found[2])] = seen.get(int(found[2]), 0) + 1
+    for xid in xids(snapshot):
+        if is_at(device, xid.pci):
+            seen[xid.number] = seen.get(xid.number, 0) + 1
     for number, times in seen.items():
         words = gpu().xids.get(number, "see NVIDIA's list of Xid errors")
         often = f" ({times} times)" if times > 1 else ""

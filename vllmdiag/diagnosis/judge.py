@@ -24,6 +24,7 @@ from vllmdiag.model.snapshot import Snapshot
 from .activity import IDLE
 from .case import Case
 from .client_rules import client_findings
+from .gpu_rules import gpu_findings
 from .output_rules import output_findings
 from .process_rules import process_findings
 from .queue_rules import queue_findings
@@ -37,12 +38,15 @@ from .thread_rules import ring_findings
 _SEVERITY = {"critical": 0, "warning": 1, "info": 2}
 _CONFIDENCE = {"high": 0, "medium": 1, "low": 2}
 _HARD_ORDER = (
+    "gpu-xid",
     "driver-unkillable",
     "shm-exhausted",
     "shm-too-small",
     "ipc-path-too-long",
     "port-conflict",
     "cuda-fork-poisoned",
+    "fabric-manager",
+    "memlock-limit",
     "engine-dead",
     "orphan-engine",
     "worker-dead",
@@ -71,6 +75,7 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
         *startup_findings(case),
         *queue_findings(case),
         *ring_findings(case),
+        *gpu_findings(case),
         *shm_findings(case),
         *client_findings(case),
         *output_findings(case),

@@ -13,6 +13,7 @@ from vllmdiag.vllm.wakeup import recheck_s
 
 from .activity import IDLE, Activity
 from .case import Case
+from .gpu_rules import held_up
 from .process_rules import waiting_evidence
 from .rings import Ring
 from .thread_rules import thread_findings
@@ -88,7 +89,10 @@ class _HeldUp:
             if not progress.moved:
                 yield from self._idle()
         elif progress.frozen:
-            yield from self._frozen()
+            # A message that a sleeper has not taken explains what the others wait for, on the GPU too.
+            asleep = any(self._asleep(worker) for worker, _ in laggards(self.case, self.engine))
+            at_gpu = held_up(self.case, self.engine) if not asleep else None
+            yield from [at_gpu] if at_gpu is not None else self._frozen()
 
     def _frozen(self) -> Iterator[Finding]:
         ring = broadcast_ring(self.case, self.engine)
@@ -321,6 +325,8 @@ class _HeldUp:
         """A call that the engine has given up, or does not wait for, and that a worker has not taken."""
         if self._asleep(worker):
             return self._lost_wakeup(worker)
+        if (at_gpu := held_up(self.case, self.engine)) is not None:
+            return at_gpu
         if self._computes(worker):
             return self._busy([worker], {worker.pid})
         if inside := self.in_state("collective"):

@@ -12,6 +12,7 @@ from vllmdiag.vllm.stages import cache_settings, is_cache, is_network_filesystem
 
 from .case import Case
 from .endpoint_rules import certain_findings, endpoint_findings, interface_faults
+from .gpu_rules import at_start
 from .nodes import absent, beyond_sight
 from .startup import Standing, line_of, standings, start_method_words
 from .startup_motion import helpers_of
@@ -50,6 +51,10 @@ def _stuck(case: Case) -> Iterator[Finding]:
     places = standings(case)
     if any(case.halted(s.pid) for s in places) or not any(case.acts[s.pid].seen for s in places):
         return  # layer 1 speaks of who is dead or stopped; a blind look proves nothing
+    at_gpu = at_start(case, places)
+    if at_gpu is not None:
+        yield at_gpu
+        return
     if case.starting_motion:
         yield from _spinning(case, places)
         return

@@ -15,7 +15,7 @@ from vllmdiag.model.process import Cgroup, Limits
 from vllmdiag.model.shm import Holder, Segment
 from vllmdiag.model.sockets import ProbeOutcome, ZmtpProbe
 
-from . import startup_cases
+from . import gpu_cases, startup_cases
 from .scenario import (
     API,
     API_WAITS_START,
@@ -398,6 +398,7 @@ def is_not_asked(server: Server) -> None:
 
 FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     *startup_cases.FAULTS,
+    *gpu_cases.FAULTS,
     ("process-stopped", worker_stopped, "Worker_TP1", "critical"),
     ("process-stopped", worker_stopped_all_read, "Worker_TP1", "critical"),
     ("process-stopped", engine_stopped, "EngineCore", "critical"),
@@ -601,6 +602,7 @@ def changing_worker(server: Server) -> None:
 
 LOOK_ALIKES: list[tuple[str, Scenario, str]] = [
     *startup_cases.LOOK_ALIKES,
+    *gpu_cases.LOOK_ALIKES,
     ("process-stopped", worker_sleeps, "idle"),
     ("process-stopped", stopped_for_a_moment, "idle"),
     ("collective-divergence", moving, "serving"),
