@@ -4,6 +4,8 @@ __version__ = "0.1.0"
 
 SCHEMAS = (
     "diagnosis/1",
+    "check/1",
+    "baseline/1",
     "snapshot/1",
     "view/1",
     "instances/1",

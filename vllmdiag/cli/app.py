@@ -14,6 +14,7 @@ from vllmdiag.model.errors import ExitCode
 
 VERBS = {
     "diagnose": "Name the first blocker: the verdict, its evidence and the next step.",
+    "check": "One line and an exit code: for probes, pipelines and monitoring.",
     "ps": "Processes of the instance: tree, roles, ranks, states.",
     "endpoints": "Sockets between them: who binds, who is connected, what waits.",
     "shm": "Shared memory: capacity, who holds what, what is orphaned.",

@@ -91,8 +91,9 @@ def with_common_options(run: Callable[..., int]) -> Callable[..., int]:
     """Give a verb the common options beside its own.
 
     Args:
-        run: the verb. Its first parameter is the `Common`; the others are its own options. A verb without a parameter
-            called `common` is returned as it is.
+        run: the verb. Its first parameter is the `Common`; the others are its own options, and one that has the name of
+            a common option takes its place (`check` has more formats). A verb without a parameter called `common` is
+            returned as it is.
 
     Returns:
         A function whose signature, which typer reads, holds both sets of options.
@@ -100,7 +101,8 @@ def with_common_options(run: Callable[..., int]) -> Callable[..., int]:
     own = inspect.signature(run, eval_str=True).parameters
     if "common" not in own:
         return run
-    shared = inspect.signature(_common_options, eval_str=True).parameters
+    every = inspect.signature(_common_options, eval_str=True).parameters
+    shared = {name: parameter for name, parameter in every.items() if name not in own}
     parameters = {**shared, **{name: own[name] for name in own if name != "common"}}
 
     def command(**given: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from vllmdiag.model.check import BASELINE_SCHEMA, CHECK_SCHEMA, Baseline, CheckResult
 from vllmdiag.model.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
 from vllmdiag.model.plan import PLAN_CHECK_SCHEMA, PLAN_SCHEMA, Plan, PlanCheck
 from vllmdiag.model.playbook import EXPLANATIONS_SCHEMA, PLAYBOOKS_SCHEMA, Explanations, Playbooks
@@ -12,6 +13,8 @@ from vllmdiag.model.view import INSTANCES_SCHEMA, REMOVALS_SCHEMA, VIEW_SCHEMA, 
 
 DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "diagnosis": (DIAGNOSIS_SCHEMA, Diagnosis),
+    "check": (CHECK_SCHEMA, CheckResult),
+    "baseline": (BASELINE_SCHEMA, Baseline),
     "snapshot": (SNAPSHOT_SCHEMA, Snapshot),
     "view": (VIEW_SCHEMA, InstanceView),
     "instances": (INSTANCES_SCHEMA, Instances),
