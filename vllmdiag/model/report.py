@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .base import Fact
 from .diagnosis import Diagnosis
+from .stacks import StackTree
 from .view import InstanceView
 
 
@@ -53,9 +54,10 @@ class LagTrace(Fact, frozen=True, kw_only=True):
     slots: int = 0
     """Slots of the ring: no lag is larger."""
     points: tuple[tuple[float, tuple[int, ...]], ...] = ()
-    """(seconds after the start, unread messages by reader from then on), in order of time."""
+    """(seconds, unread messages by reader from then on), in order of time."""
+    start_s: float = 0.0
+    """When watching began, and when it ended."""
     end_s: float = 0.0
-    """End of the time that was watched."""
     source: str = ""
     """Where it comes from: ``the window``, or the name of a recording."""
 
@@ -68,3 +70,4 @@ class Report(Fact, frozen=True, kw_only=True):
     view: InstanceView | None = None
     graph: WaitGraph = WaitGraph()
     traces: tuple[LagTrace, ...] = ()
+    stacks: tuple[StackTree, ...] = ()

@@ -23,11 +23,11 @@ from .words import fold_labels, plural
 LINE = 16.0
 """Height of a line of text."""
 _PAD = 10.0
-_NODE_CHARS, _WHY_CHARS = 26, 22
-_NODE_CHAR, _WHY_CHAR = 7.4, 6.4
+_NODE_CHARS, _WHY_CHARS = 22, 17
+_NODE_CHAR, _WHY_CHAR = 8.2, 6.6
 """Width of a character, at least that of a wide one: there are no fonts to measure here."""
 _LANE = 10.0
-_GAP_IN, _GAP_BETWEEN = 14.0, 26.0
+_GAP_IN, _GAP_BETWEEN = 14.0, 18.0
 """Between two boxes of a column, and between two columns."""
 _MARGIN = 4.0
 _SWEEPS = 4
@@ -210,6 +210,8 @@ def _placed(columns: _Columns, rows: Sequence[Sequence[int]], *, down: bool) -> 
         place = middle - stack / 2
         for b in row:
             box = columns.boxes[b]
+            if box.kind == "lane":  # all through the column: what passes bends between columns only
+                box = replace(box, width=box.width if down else thick, height=thick if down else box.height)
             start = at + (thick - along(box)) / 2
             boxes[b] = replace(box, x=place if down else start, y=start if down else place)
             place += across(box) + _GAP_IN
@@ -279,5 +281,5 @@ def _box(kind: Kind, lines: Sequence[Line], char: float, *, node: GraphNode | No
 
 
 def _wrapped(text: str, chars: int) -> list[str]:
-    """At most four lines; words that are too long for one are broken, what is left is cut off."""
-    return textwrap.wrap(text, chars, max_lines=4, placeholder=" …")
+    """At most five lines; words that are too long for one are broken, what is left is cut off."""
+    return textwrap.wrap(text, chars, max_lines=5, placeholder=" …")

@@ -24,13 +24,14 @@ from .parts import could_not_observe
 from .words import duration, fold_labels, plural
 
 _STATUS_ROLE: dict[Status, Role] = {"ok": "good", "warning": "warn", "critical": "bad", "unknown": "warn"}
-_LAYER_MARK: dict[str, tuple[str, Role]] = {
+LAYER_MARK: dict[str, tuple[str, Role]] = {
     "ok": ("✓", "good"),
     "fault": ("✗", "bad"),
     "suspect": ("!", "warn"),
     "unknown": ("?", "warn"),
 }
-_SEVERITY_ROLE: dict[str, Role] = {"info": "plain", "warning": "warn", "critical": "bad"}
+"""Mark and role of the status of a layer."""
+SEVERITY_ROLE: dict[str, Role] = {"info": "plain", "warning": "warn", "critical": "bad"}
 _KEY = 10
 """Columns of the key in front of evidence and next steps."""
 
@@ -143,7 +144,7 @@ def _layers(page: Page, layers: Sequence[LayerResult]) -> None:
     page.gap()
     rows = []
     for layer in layers:
-        mark, role = _LAYER_MARK[layer.status]
+        mark, role = LAYER_MARK[layer.status]
         rows.append((f"layer {layer.layer} {layer.name}", Span(f"{mark} {layer.status}", role), layer.summary))
     page.table(rows, indent=2)
 
@@ -170,7 +171,7 @@ def _findings(page: Page, diagnosis: Diagnosis) -> None:
         first = group[0]
         place = f"layer {first.layer} {LAYER_NAMES.get(first.layer, '')} · " if first.layer else ""
         page.line(
-            Span(first.severity.ljust(_KEY), _SEVERITY_ROLE[first.severity]),
+            Span(first.severity.ljust(_KEY), SEVERITY_ROLE[first.severity]),
             f"{place}{about_all(group)} · {first.confidence} confidence",
             indent=2,
             hang=2 + _KEY,
@@ -197,12 +198,13 @@ def about_all(group: Sequence[Finding]) -> str:
     return f"{text} · also {fold_labels(others)}" if others else text
 
 
-def cost_words(cost: Cost) -> str:
-    """What the look cost."""
+def cost_words(cost: Cost, *, sources: bool = True) -> str:
+    """What the look cost, with or without what each source took."""
+    by_source = sorted(cost.sources.items()) if sources else []
     facts = [
         f"{cost.wall_s:.2f} s",
         plural(cost.ptrace_calls, "ptrace call"),
         f"{plural(cost.processes_dumped, 'process')} dumped",
-        *(f"{source} {seconds * 1000:.0f} ms" for source, seconds in sorted(cost.sources.items())),
+        *(f"{source} {seconds * 1000:.0f} ms" for source, seconds in by_source),
     ]
     return " · ".join(facts)
