@@ -24,6 +24,7 @@ VERBS = {
     "gpu": "Devices, NCCL and flight recorder: one row a rank, those that differ named.",
     "client": "The HTTP side: connections, health, counters that move.",
     "triage": "Pasted evidence in (files, archives, a bug report), verdict out.",
+    "report": "The diagnosis as one page of HTML, drawn: for those who would rather look.",
     "playbook": "What to do about a cause, found by its name or by a symptom.",
     "explain": "What a cause or a term means, in plain words.",
     "plan": "What a topology needs of each node, and what breaks first; a live node against it.",
