@@ -68,19 +68,22 @@ def children_of(*parents: int) -> list[int]:
 
 @contextmanager
 def frozen_in(function: str, pids: Callable[[], list[int]], deadline_s: float = 180) -> Iterator[int]:
-    """SIGSTOP one of the processes while `function` is on its stack; yields which, and lets it go on at the end."""
+    """SIGSTOP one of the processes while `function` is on its stack; yields which, and lets it go on at the end.
+
+    It is stopped for every look, and goes on for a moment between two: no stage is over before it was seen, however
+    busy the machine is.
+    """
     with ExitStack() as cleanup:
 
         def caught() -> int | None:
             for pid in pids():
-                if function in functions(pid):
-                    stopped = ExitStack()
-                    with suppress(ProcessLookupError):
-                        stopped.enter_context(faults.stopped(pid))
-                        if function in functions(pid):
-                            cleanup.push(stopped.pop_all())
-                            return pid
-                    stopped.close()
+                stopped = ExitStack()
+                with suppress(ProcessLookupError):
+                    stopped.enter_context(faults.stopped(pid))
+                    if function in functions(pid):
+                        cleanup.push(stopped.pop_all())
+                        return pid
+                stopped.close()
             return None
 
         yield int(wait_until(f"{function} is on a stack", caught, deadline_s, every_s=0.02) or 0)
