@@ -130,6 +130,12 @@ def is_cache(path: str) -> bool:
     return re.search(_tables().caches, path) is not None
 
 
+def cache_mark(path: str) -> str:
+    """The part of a path by which `is_cache` knows it; empty where it does not."""
+    found = re.search(_tables().caches, path)
+    return found[0] if found else ""
+
+
 def cache_settings() -> tuple[str, ...]:
     """Environment variables that say where caches lie, the most exact ones first."""
     return _tables().cache_settings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from importlib import resources
 from typing import TypeVar
 
@@ -18,3 +20,10 @@ def load(name: str, kind: type[T]) -> T:
     """
     text = (resources.files("vllmdiag.vllm") / "data" / f"{name}.json").read_bytes()
     return msgspec.json.decode(text, type=kind)
+
+
+@cache
+def vocabulary() -> frozenset[str]:
+    """Every word of every table, in lower case: what vLLM itself says, which names nobody."""
+    files = (file for file in (resources.files("vllmdiag.vllm") / "data").iterdir() if file.name.endswith(".json"))
+    return frozenset(word.lower() for file in files for word in re.findall(r"[A-Za-z0-9]{2,}", file.read_text("utf-8")))
