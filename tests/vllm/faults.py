@@ -23,11 +23,22 @@ SHORT_S = 0.2
 
 @contextmanager
 def stopped(*pids: int) -> Iterator[None]:
-    """SIGSTOP, and SIGCONT at the end."""
+    """SIGSTOP, and SIGCONT at the end.
+
+    Raises:
+        ProcessLookupError: one of them has ended.
+    """
+
+    def all_stand() -> bool:
+        states = [procs.state(pid) for pid in pids]
+        if not {"", "Z", "X"}.isdisjoint(states):
+            raise ProcessLookupError(f"of {pids} not all live")
+        return all(state == "T" for state in states)
+
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        wait_until(f"{pids} are stopped", lambda: all(procs.state(pid) == "T" for pid in pids))
+        wait_until(f"{pids} are stopped", all_stand)
         yield
     finally:
         for pid in pids:
