@@ -4,7 +4,10 @@
 #   make test-vllm   a real vLLM on this machine's CPU (VLLM=0.32.0): minutes, 3.4 GB in ~/.cache/vllmdiag the first time
 #   make demo        one fault, live: a miniature server is started, broken, diagnosed and removed, in seconds
 #   make lint        ruff and mypy
-#   make bench       what is measured
+#   make bench       what is measured, with the peers it is measured against
+#   make pyz         dist/vllmdiag.pyz: one file that needs a Python and nothing else
+#   make dist        wheel and source archive in dist/
+#   make generated   what is written from the program itself: man page, the session in the README, figures
 #   make format      let ruff put things in order
 
 PYTHON ?= python3
@@ -15,35 +18,52 @@ ARGS   ?=
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TOOLS := $(VENV)/.installed-dev
 
-.PHONY: test test-vllm demo lint bench format clean
+.PHONY: test test-vllm demo lint bench pyz dist generated format clean
 .DEFAULT_GOAL := test
 
-# Dependency groups (PEP 735) need pip 25.1. Twice quiet: what pip only warns of is no news here.
+# What users get is enough for the demo. Twice quiet: what pip only warns of is no news here.
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check 'pip>=25.1'
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable . --group dev
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable .
 	@touch $@
 
-test: $(STAMP)
+# Dependency groups (PEP 735) need pip 25.1.
+$(TOOLS): $(STAMP)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check 'pip>=25.1'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --group dev
+	@touch $@
+
+test: $(TOOLS)
 	$(BIN)/python -m pytest $(TESTS) --ignore=tests/vllm $(ARGS)
 
-test-vllm: $(STAMP)
+test-vllm: $(TOOLS)
 	VLLM=$(VLLM) $(BIN)/python -m pytest tests/vllm $(ARGS)
 
 demo: $(STAMP)
 	@$(BIN)/vllmdiag lab run worker-stopped $(ARGS)
 
-lint: $(STAMP)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)
-	@for bench in bench/*.py; do $(BIN)/python $$bench || exit 1; done
+bench: $(TOOLS)
+	@$(BIN)/python -m bench $(ARGS)
 
-format: $(STAMP)
+pyz: $(TOOLS)
+	@$(BIN)/python -m tools.zipapp $(ARGS)
+
+dist: $(TOOLS)
+	@$(BIN)/python -m hatchling build
+
+generated: $(TOOLS)
+	@$(BIN)/python -m tools.manpage
+	@$(BIN)/python -m tools.session
+	@$(BIN)/python -m tools.figures
+
+format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

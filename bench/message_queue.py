@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+PEER = "vLLM's"
 READERS = 2
 ROUNDS = 5
 SIZES = {"1 KiB": (1 << 10, 20_000), "8 MiB": (8 << 20, 150)}
@@ -111,28 +112,27 @@ def _round(
 
 
 def _inside() -> int:
-    """The bench itself, in vLLM's interpreter."""
+    """The bench itself, in vLLM's interpreter, which finds our modules only now."""
+    from bench.table import Row, show
+
     ours = importlib.import_module("vllmdiag.refqueue").MessageQueue
     theirs = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast").MessageQueue
     subjects: dict[str, Callable[[int, int], Figures]] = {
         "ours": lambda count, size: _message_queue(ours, count, size),
-        "vLLM's": lambda count, size: _message_queue(theirs, count, size),
+        PEER: lambda count, size: _message_queue(theirs, count, size),
         "mp.Queue": _multiprocessing_queue,
     }
-    held = True
-    print(f"1 writer, {READERS} readers, {os.cpu_count()} cores; best of {ROUNDS} rounds")
-    print(f"{'':16}{'messages/s':>12}{'to vLLM':>9}{'p50':>12}{'p99':>12}")
+    figures: list[Row] = []
     for name, (size, count) in SIZES.items():
         rounds = [{who: run(count, size) for who, run in subjects.items()} for _ in range(ROUNDS)]
         best = {who: max(figures[who] for figures in rounds) for who in subjects}
-        for who, figures in best.items():
-            ratio = figures.per_s / best["vLLM's"].per_s
-            print(
-                f"{name:6}{who:10}{figures.per_s:12,.0f}{ratio:8.2f}x"
-                f"{figures.p50_s * 1e6:9,.0f} us{figures.p99_s * 1e6:9,.0f} us"
-            )
-        held &= best["ours"].per_s >= AT_LEAST[name] * best["vLLM's"].per_s
-    return int(not held)
+        mine = best.pop("ours")
+        for who, peers in best.items():
+            least = AT_LEAST[name] if who == PEER else None
+            figures.append(Row(f"{name} messages", mine.per_s, peers.per_s, who, "/s", at_least=least))
+            figures.append(Row(f"{name} delay, median", mine.p50_s * 1e6, peers.p50_s * 1e6, who, "us"))
+            figures.append(Row(f"{name} delay, p99", mine.p99_s * 1e6, peers.p99_s * 1e6, who, "us"))
+    return show(f"1 writer, {READERS} readers, {os.cpu_count()} cores; best of {ROUNDS} rounds", figures)
 
 
 def main() -> int:

@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 
+from bench.table import Row, show
+
 RUNS = 9
+PEER = "python -c 'import typer'"
 CASES = {
     "python -c pass": ["-c", "pass"],
-    "python -c 'import typer'": ["-c", "import typer"],
+    PEER: ["-c", "import typer"],
     "vllmdiag --version": ["-m", "vllmdiag", "--version"],
     "vllmdiag --help": ["-m", "vllmdiag", "--help"],
     "vllmdiag diagnose --help": ["-m", "vllmdiag", "diagnose", "--help"],
@@ -33,11 +36,10 @@ def best_of(args: list[str]) -> float:
 def main() -> int:
     """Measure, print a table, judge."""
     seconds = {name: best_of(args) for name, args in CASES.items()}
-    typer = seconds["python -c 'import typer'"]
-    print(f"start-up, best of {RUNS}")
-    for name, taken in seconds.items():
-        print(f"  {name:28} {taken * 1000:7.0f} ms  {taken / typer:5.2f} x typer")
-    return int(seconds["vllmdiag --version"] >= 3 * typer or seconds["vllmdiag --help"] > typer + 0.3)
+    typer = seconds.pop(PEER)
+    most = {"vllmdiag --version": 3.0, "vllmdiag --help": 1 + 0.3 / typer}
+    rows = [Row(name, taken * 1e3, typer * 1e3, PEER, at_most=most.get(name)) for name, taken in seconds.items()]
+    return show(f"start-up, best of {RUNS}", rows)
 
 
 if __name__ == "__main__":

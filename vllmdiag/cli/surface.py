@@ -63,17 +63,18 @@ HELP = Parameter("help", ("--help", "-h"), "", "Show this message and exit.")
 
 def program() -> Verb:
     """What may stand before any verb."""
-    return Verb("", "", (*_parameters(global_options), HELP))
+    return Verb("", "", (*parameters(global_options), HELP))
 
 
 def verb(name: str) -> Verb:
     """One verb. Raises KeyError for a name that is not in `VERBS`."""
     summary = VERBS[name]
     module = importlib.import_module(f"vllmdiag.cli.verbs.{name.replace(' ', '_')}")
-    return Verb(name, summary, (*_parameters(with_common_options(module.run)), HELP), module.EPILOG)
+    return Verb(name, summary, (*parameters(with_common_options(module.run)), HELP), module.EPILOG)
 
 
-def _parameters(run: Callable[..., Any]) -> tuple[Parameter, ...]:
+def parameters(run: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """The arguments and options in the signature of a function as typer takes it."""
     signature = inspect.signature(run, eval_str=True)
     return tuple(
         _parameter(name, parameter)

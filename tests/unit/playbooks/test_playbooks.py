@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -224,24 +220,6 @@ def test_text_that_yaml_would_read_otherwise_stands_in_quotes_and_comes_back_who
     text = DIRECTORY.joinpath("unknown.md").read_text(encoding="utf-8")
     changed = re.sub(r"^versions: .*$", r'versions: "0.9: all # of them"', text, flags=re.MULTILINE)
     assert read(changed).versions == "0.9: all # of them"
-
-
-def test_the_wheel_holds_every_playbook_and_they_are_read_from_it(tmp_path: Path) -> None:
-    from hatchling.builders.wheel import WheelBuilder
-
-    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    assert sorted(path.name for path in (tmp_path / "site/vllmdiag/playbooks").iterdir()) == [p.name for p in FILES]
-    done = subprocess.run(
-        [sys.executable, "-m", "vllmdiag", "playbook", "list"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert all(f"  {path.stem} " in done.stdout for path in FILES)
 
 
 def test_terms_have_one_meaning_each_and_lead_somewhere() -> None:
