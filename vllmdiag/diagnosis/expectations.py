@@ -28,8 +28,10 @@ class _Seen(NamedTuple):
 def _ready(seen: _Seen) -> str:
     if seen.diagnosis.verdict.cause == "starting":
         return "starting"
-    health = _health(seen)
-    return "ready" if health == "200" and seen.diagnosis.verdict.status == "ok" else f"/health {health}"
+    health, verdict = _health(seen), seen.diagnosis.verdict
+    if verdict.status in ("critical", "unknown"):
+        return f"/health {health}, {verdict.cause}"
+    return "ready" if health == "200" else f"/health {health}"
 
 
 def _health(seen: _Seen) -> str:
@@ -86,8 +88,14 @@ def parse(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
         elif name in _VALUES and value:
             wanted.append((name, value))
         else:
-            raise ValueError(f"nothing is called {word!r}" if name not in _VALUES else f"{name} needs a value")
+            raise ValueError(_wrong(name))
     return tuple(wanted)
+
+
+def _wrong(name: str) -> str:
+    if name in _FLAGS:
+        return f"{name} takes no value"
+    return f"{name} needs a value" if name in _VALUES else f"nothing is called {name!r}"
 
 
 def compare(wanted: Iterable[tuple[str, str]], view: InstanceView, diagnosis: Diagnosis) -> tuple[Expectation, ...]:

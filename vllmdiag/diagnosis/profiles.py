@@ -63,7 +63,9 @@ def judge(
     reasons = [(f, _why_not(f, rule) or _why_not_again(f, before)) for f in roots]
     counted = tuple(f for f, why in reasons if not why)
     aside = tuple(
-        SetAside(cause=f.cause, subject=f.subject.label, summary=f.summary, why=why) for f, why in reasons if why
+        SetAside(cause=f.cause, layer=f.layer, severity=f.severity, subject=f.subject.label, summary=f.summary, why=why)
+        for f, why in reasons
+        if why
     )
     unmet = [e for e in expectations if not e.met]
     status = "critical" if unmet else _status(diagnosis, rule, counted)

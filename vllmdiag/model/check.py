@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from .base import Fact
-from .diagnosis import Diagnosis, Finding, Status
+from .diagnosis import Diagnosis, Finding, Severity, Status
 
 CHECK_SCHEMA = "vllmdiag.check/1"
 BASELINE_SCHEMA = "vllmdiag.baseline/1"
@@ -37,6 +37,8 @@ class SetAside(Fact, frozen=True, kw_only=True):
     """A finding that was seen and does not count."""
 
     cause: str
+    layer: int
+    severity: Severity
     subject: str
     summary: str
     why: str

@@ -41,7 +41,7 @@ def _layer(suite: Element, result: CheckResult, layer: LayerResult) -> None:
         suite, "testcase", classname="vllm.layer", name=f"{layer.layer} {LAYER_NAMES.get(layer.layer, '')}", time="0"
     )
     counted = [f for f in result.counted if f.layer == layer.layer]
-    aside = [s for s in result.set_aside if layer.status == "fault" and s.summary == layer.summary]
+    aside = [s for s in result.set_aside if s.layer == layer.layer]
     for finding in counted:
         failure = SubElement(case, "failure", message=clean(finding.summary), type=finding.cause)
         failure.text = _lines(finding)

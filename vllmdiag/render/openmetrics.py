@@ -45,7 +45,7 @@ def families(result: CheckResult) -> Iterator[Metric]:
         row = (finding.cause, str(finding.layer), finding.severity, finding.subject.label, "true")
         findings.add_metric(row, 1)
     for aside in result.set_aside:
-        findings.add_metric((aside.cause, "", "", aside.subject, "false"), 1)
+        findings.add_metric((aside.cause, str(aside.layer), aside.severity, aside.subject, "false"), 1)
     yield findings
     yield from _measures(result)
 

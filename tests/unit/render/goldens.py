@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.unit.check import results
 from tests.unit.render import samples
 from vllmdiag.model.plan import Topology
 from vllmdiag.model.view import Instances, Removal
 from vllmdiag.plan.make import plan
+from vllmdiag.render.check import check_text
 from vllmdiag.render.client import client_text
 from vllmdiag.render.document import json_schema, to_json
 from vllmdiag.render.endpoints import endpoints_text
+from vllmdiag.render.github import github_text
+from vllmdiag.render.junit import junit_text
+from vllmdiag.render.nagios import nagios_text
+from vllmdiag.render.openmetrics import openmetrics_text
 from vllmdiag.render.page import Style
 from vllmdiag.render.plan import plan_text
 from vllmdiag.render.ps import instances_text, ps_text
@@ -57,6 +63,15 @@ PAGES: dict[str, Callable[[], str]] = {
     "plan-several-nodes.txt": lambda: plan_text(plan(Topology(nodes=4, tp=8, pp=2, dp=2, ep=True)), Style(verbose=1)),
     "plan.json": lambda: to_json(plan(Topology(tp=2))),
     "view.json": lambda: to_json(samples.instance()),
+    "check.txt": lambda: check_text(results.fault(), _PLAIN),
+    "check-verbose.txt": lambda: check_text(results.fault(), Style(verbose=1)),
+    "check-fine.txt": lambda: check_text(results.fine(), _PLAIN),
+    "check.json": lambda: to_json(results.fault()),
+    "check.junit.xml": lambda: junit_text(results.fault()),
+    "check.nagios.txt": lambda: nagios_text(results.fault()),
+    "check.openmetrics.txt": lambda: openmetrics_text(results.fault()),
+    "check.github.txt": lambda: github_text(results.fault()),
+    "check.schema.json": lambda: json_schema("check"),
     "diagnosis.schema.json": lambda: json_schema("diagnosis"),
 }
 
