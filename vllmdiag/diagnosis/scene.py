@@ -85,7 +85,9 @@ class Scene:
 
     def node_rank(self, pid: int) -> int | None:
         """Number of the node that a member runs on, by the arguments of the tree it hangs in; None in a job of one."""
-        while (member := self.members.get(pid)) is not None and member.parent_pid in self.members:
+        passed: set[int] = set()  # what somebody pasted need not be a tree
+        while (member := self.members.get(pid)) is not None and member.parent_pid in self.members and pid not in passed:
+            passed.add(pid)
             pid = member.parent_pid
         process = self.processes.get(pid)
         if process is None or isinstance(process.cmdline, Missing):
