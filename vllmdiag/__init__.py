@@ -7,6 +7,8 @@ SCHEMAS = (
     "check/1",
     "baseline/1",
     "snapshot/1",
+    "bundle/1",
+    "estimate/1",
     "view/1",
     "instances/1",
     "removals/1",

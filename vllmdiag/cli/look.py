@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from vllmdiag.cli.options import Common, Format
 from vllmdiag.cli.output import progress
-from vllmdiag.model.errors import ExitCode
+from vllmdiag.model.errors import ExitCode, UsageError
 from vllmdiag.model.process import Frame
 from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.model.view import InstanceView
 from vllmdiag.render.document import to_json
 from vllmdiag.render.page import Style
+
+if TYPE_CHECKING:
+    from vllmdiag.bundle.archive import Bundle
 
 _ALWAYS = {"schema", "observed_at", "window_s", "vllm_version", "model", "node", "port", "missing"}
 
@@ -34,16 +38,21 @@ ProbeZmq = Annotated[
 
 
 def snapshot(common: Common, depth: str, probe_zmq: bool = False) -> Snapshot:
-    """Watch the instance for the window.
+    """Watch the instance for the window, or read what was seen of one (``--from``).
 
     Args:
-        common: target, port, window and verbosity.
+        common: target, port, window and verbosity, or the file.
         depth: the verb, which says how much is needed.
         probe_zmq: also ask its ZMQ endpoints for their types.
 
     Raises:
         TargetError: no such instance, or several to choose from.
+        BadDataError: the file is no bundle and no snapshot.
+        UsageError: a file was given, and something that only a live instance has.
     """
+    if common.source is not None:
+        live_only(common, "--probe-zmq" if probe_zmq else "")
+        return evidence(common).snapshot
     from vllmdiag.sources.collect import collect
     from vllmdiag.sources.viewer import started
 
@@ -54,6 +63,27 @@ def snapshot(common: Common, depth: str, probe_zmq: bool = False) -> Snapshot:
         return _probed(seen, say) if probe_zmq else seen
     finally:
         say("")
+
+
+def evidence(common: Common) -> Bundle:
+    """The file of ``--from``. Raises UsageError where it was given together with what only a live instance has."""
+    from vllmdiag.bundle.archive import read_bundle
+
+    if common.source is None:
+        raise UsageError("no file was given", why="a bundle or a snapshot is needed", next="--from FILE")
+    for option, value in (("TARGET", common.target), ("--port", common.port), ("--window", common.window_s)):
+        live_only(common, option if value is not None else "")
+    return read_bundle(sys.stdin.buffer if common.source == "-" else common.source)
+
+
+def live_only(common: Common, option: str) -> None:
+    """Refuse an option (empty: none) that makes no sense for evidence from a file. Raises UsageError."""
+    if common.source is not None and option:
+        raise UsageError(
+            f"{option} and --from exclude each other",
+            why="what a file holds is over",
+            next=f"without {option}",
+        )
 
 
 def _probed(seen: Snapshot, say: Callable[[str], None]) -> Snapshot:

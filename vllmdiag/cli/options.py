@@ -53,6 +53,8 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     port: int | None = None
     window_s: float | None = None
     """None: as long as the verb needs."""
+    source: str | None = None
+    """A bundle or a snapshot to look at instead of this machine; ``-`` is standard input."""
     format: Format = Format.TEXT
     output: Output = Output()
 
@@ -69,6 +71,10 @@ def _common_options(
             metavar="SECONDS", help="How long to watch for motion: 3 for diagnose and gpu, else 1.", min=0.2, max=600.0
         ),
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="FILE", help="Look at a bundle or snapshot, not this machine; - for stdin."),
+    ] = None,
     format: Annotated[Format, typer.Option("--format", "-f", help="Form of the product.")] = Format.TEXT,
     output: Destination = None,
     verbose: Annotated[
@@ -82,6 +88,7 @@ def _common_options(
         target=target,
         port=port,
         window_s=window,
+        source=source,
         format=format,
         output=output_of(context, output, color, ascii, verbose),
     )

@@ -8,6 +8,7 @@ from .base import Fact, Missing
 from .diagnosis import Cost, Target
 
 BUNDLE_SCHEMA = "vllmdiag.bundle/1"
+ESTIMATE_SCHEMA = "vllmdiag.estimate/1"
 
 TokenKey = Literal["host", "ephemeral", "none"]
 """``host``: a key that stays on the host, so that its bundles can be compared. ``ephemeral``: made for this bundle
@@ -65,3 +66,14 @@ class Manifest(Fact, frozen=True, kw_only=True):
     missing: tuple[Missing, ...] = ()
     """What could not be observed."""
     cost: Cost = Cost()
+
+
+class Estimate(Fact, frozen=True, kw_only=True):
+    """What `capture` would cost. Half and twice as much are possible."""
+
+    schema: str = ESTIMATE_SCHEMA
+    processes: int
+    snapshots: int
+    seconds: float
+    size: int
+    """Bytes of the file."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from vllmdiag.model.bundle import BUNDLE_SCHEMA, ESTIMATE_SCHEMA, Estimate, Manifest
 from vllmdiag.model.check import BASELINE_SCHEMA, CHECK_SCHEMA, Baseline, CheckResult
 from vllmdiag.model.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
+from vllmdiag.model.fleet import FLEET_SCHEMA, FleetDiagnosis
 from vllmdiag.model.plan import PLAN_CHECK_SCHEMA, PLAN_SCHEMA, Plan, PlanCheck
 from vllmdiag.model.playbook import EXPLANATIONS_SCHEMA, PLAYBOOKS_SCHEMA, Explanations, Playbooks
 from vllmdiag.model.snapshot import SNAPSHOT_SCHEMA, Snapshot
@@ -16,11 +18,14 @@ DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "check": (CHECK_SCHEMA, CheckResult),
     "baseline": (BASELINE_SCHEMA, Baseline),
     "snapshot": (SNAPSHOT_SCHEMA, Snapshot),
+    "bundle": (BUNDLE_SCHEMA, Manifest),
+    "estimate": (ESTIMATE_SCHEMA, Estimate),
     "view": (VIEW_SCHEMA, InstanceView),
     "instances": (INSTANCES_SCHEMA, Instances),
     "removals": (REMOVALS_SCHEMA, Removals),
     "playbooks": (PLAYBOOKS_SCHEMA, Playbooks),
     "explanations": (EXPLANATIONS_SCHEMA, Explanations),
+    "fleet": (FLEET_SCHEMA, FleetDiagnosis),
     "plan": (PLAN_SCHEMA, Plan),
     "plan-check": (PLAN_CHECK_SCHEMA, PlanCheck),
 }

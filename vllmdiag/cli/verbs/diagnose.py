@@ -14,6 +14,7 @@ EPILOG = """Examples:
   vllmdiag diagnose                     the only instance on this host
   vllmdiag diagnose 2839                the instance that pid 2839 belongs to
   vllmdiag diagnose --port 8000 --window 10
+  vllmdiag diagnose --from bundle.tar.gz
   vllmdiag diagnose --format json | jq '.verdict | .cause, .subject.label'
 
 \b

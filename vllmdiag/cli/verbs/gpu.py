@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from vllmdiag.cli.look import show, snapshot
+from vllmdiag.cli.look import live_only, show, snapshot
 from vllmdiag.cli.options import Common
 from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.render.gpu import gpu_text
@@ -36,6 +36,7 @@ def run(
     """Show one row for each rank; those that agree are folded, those that differ are named."""
     from vllmdiag.diagnosis.view import view
 
+    live_only(common, "--trigger-fr" if trigger_fr else "")
     seen = snapshot(common, "gpu")
     if trigger_fr:
         seen = _with_dumps(seen)

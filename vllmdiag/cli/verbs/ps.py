@@ -19,9 +19,9 @@ EPILOG = """Examples:
 
 def run(common: Common) -> int:
     """Show the tree of the instance; with several on the host and none chosen, list them."""
-    from vllmdiag.sources.collect import list_instances
+    if common.target is None and common.port is None and common.source is None:
+        from vllmdiag.sources.collect import list_instances
 
-    if common.target is None and common.port is None:
         instances = tuple(list_instances())
         if len(instances) > 1:
             as_json = common.format is Format.JSON

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vllmdiag.cli.look import host_view, instance_view, show
+from vllmdiag.cli.look import host_view, instance_view, live_only, show
 from vllmdiag.cli.options import Common, Format
 from vllmdiag.model.errors import ExitCode
 from vllmdiag.model.view import Removals
@@ -30,6 +30,7 @@ def run(
     yes: Annotated[bool, typer.Option("--yes", help="Remove them; without it they are only shown.")] = False,
 ) -> int:
     """Show or remove the segments that nobody holds."""
+    live_only(common, "shm clean")
     seen = host_view() if common.target is None and common.port is None else instance_view(common, "shm")
     if not yes:
         return show(common, seen, ("segments",), orphans_text)
