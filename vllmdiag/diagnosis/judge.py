@@ -13,7 +13,6 @@ from vllmdiag.model.diagnosis import (
     Finding,
     LayerResult,
     LayerStatus,
-    Link,
     Status,
     Subject,
     Target,
@@ -25,19 +24,25 @@ from .activity import IDLE
 from .case import Case
 from .client_rules import client_findings
 from .gpu_rules import gpu_findings
+from .host_rules import host_findings, memory_findings
+from .log_rules import log_findings
+from .logs import log_evidence
+from .loose import loose_findings
 from .output_rules import output_findings
 from .process_rules import process_findings
 from .queue_rules import queue_findings
 from .reach_rules import not_probed, probed_words, reach_findings
 from .scene import Scene, scene_of
-from .shm_rules import leak_line, leak_words, leaked, shm_findings
+from .shm_rules import shm_findings
 from .startup import line_of, phase_of, standings, start_method_words
 from .startup_rules import startup_findings
 from .thread_rules import ring_findings
+from .traffic_rules import traffic_findings
 
 _SEVERITY = {"critical": 0, "warning": 1, "info": 2}
 _CONFIDENCE = {"high": 0, "medium": 1, "low": 2}
 _HARD_ORDER = (
+    "sleep-wake-race",
     "gpu-xid",
     "driver-unkillable",
     "shm-exhausted",
@@ -47,11 +52,15 @@ _HARD_ORDER = (
     "cuda-fork-poisoned",
     "fabric-manager",
     "memlock-limit",
+    "oom-killed",
     "engine-dead",
     "orphan-engine",
     "worker-dead",
     "process-stopped",
     "process-uninterruptible",
+    "host-overloaded",
+    "scheduler-livelock",
+    "dp-wave-split",
 )
 """Causes that are facts by themselves, the most fundamental first: they explain what the waits show."""
 
@@ -69,8 +78,11 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
     if scene is None:
         return _nobody(snapshot)
     case = Case(scene)
+    deaths = list(process_findings(case))
     findings = [
-        *process_findings(case),
+        *memory_findings(case, deaths),
+        *deaths,
+        *host_findings(case),
         *reach_findings(case),
         *startup_findings(case),
         *queue_findings(case),
@@ -79,7 +91,10 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
         *shm_findings(case),
         *client_findings(case),
         *output_findings(case),
+        *traffic_findings(snapshot, well=_works(case), target=scene.instance.roots[0]),
     ]
+    told = {f.cause for f in findings if f.severity != "info"}
+    findings += [f for f in log_findings(case) if f.cause not in told]
     findings = _fold(findings)
     missing = (*missing_of(snapshot), *not_probed(snapshot))
     verdict = _verdict(case, findings)
@@ -102,7 +117,7 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
 
 def _fold(findings: list[Finding]) -> list[Finding]:
     """Sort, and mark every finding that the root explains. A client that does not read stands for itself."""
-    ordered = sorted(findings, key=_rank)
+    ordered = sorted(findings, key=rank)
     if not ordered or ordered[0].severity == "info":
         return ordered
     root = ordered[0]
@@ -114,9 +129,10 @@ def _fold(findings: list[Finding]) -> list[Finding]:
     ]
 
 
-def _rank(finding: Finding) -> tuple[object, ...]:
+def rank(finding: Finding) -> tuple[object, ...]:
+    """Sort key: the root before what it explains."""
     hard = _HARD_ORDER.index(finding.cause) if finding.cause in _HARD_ORDER else len(_HARD_ORDER)
-    undecided = finding.cause == "unknown"
+    undecided = finding.cause in ("unknown", "echo-only")
     return (
         _SEVERITY[finding.severity],
         hard,
@@ -129,22 +145,34 @@ def _rank(finding: Finding) -> tuple[object, ...]:
     )
 
 
+def _works(case: Case) -> bool:
+    """An engine was seen in its loop, and none stands although work is outstanding."""
+    engines = [e for e in case.scene.engines if case.in_loop(e) and not case.halted(e.pid)]
+    return bool(engines) and not any(case.progress[e.pid].frozen for e in engines)
+
+
 def _verdict(case: Case, findings: list[Finding]) -> Verdict:
+    return _of_root(case.scene.snapshot, findings) or _healthy(case, findings)
+
+
+def _of_root(snapshot: Snapshot, findings: list[Finding]) -> Verdict | None:
+    """The root among the findings as the verdict; None where no finding is a fault."""
     root = next((f for f in findings if f.severity != "info" and f.folded_into is None), None)
-    if root is not None:
-        return Verdict(
-            status="critical" if root.severity == "critical" else "warning",
-            cause=root.cause,
-            layer=root.layer,
-            subject=root.subject,
-            since_s=root.since_s,
-            confidence=root.confidence,
-            summary=root.summary,
-            chain=root.chain,
-            next=root.next,
-            evidence=root.evidence,
-        )
-    return _healthy(case, findings)
+    if root is None:
+        return None
+    logged = [line for line in log_evidence(snapshot) if not any(e in line for e in root.evidence)]
+    return Verdict(
+        status="unknown" if root.cause == "echo-only" else "critical" if root.severity == "critical" else "warning",
+        cause=root.cause,
+        layer=root.layer,
+        subject=root.subject,
+        since_s=root.since_s,
+        confidence=root.confidence,
+        summary=root.summary,
+        chain=root.chain,
+        next=root.next,
+        evidence=(*root.evidence, *logged),
+    )
 
 
 def _healthy(case: Case, findings: list[Finding]) -> Verdict:
@@ -297,68 +325,29 @@ def _target(scene: Scene) -> Target:
 
 
 def _nobody(snapshot: Snapshot) -> Diagnosis:
-    """No vLLM process: only what dead servers left can be spoken of."""
-    leaks = leaked(snapshot)
-    host = Subject(role="Host", label="/dev/shm")
-    if leaks:
-        from vllmdiag.catalogue.entries import cause
-        from vllmdiag.model.diagnosis import NextStep
-
-        steps = tuple(NextStep(command=s.command, why=s.why, risk=s.risk) for s in cause("shm-full-of-leaks").next)
-        verdict = Verdict(
-            status="warning",
-            cause="shm-full-of-leaks",
-            layer=3,
-            subject=host,
-            since_s=None,
-            confidence="high",
-            summary=f"no vLLM is running; {leak_words(leaks)}",
-            evidence=tuple(leak_line(s) for s in leaks[:10]),
-            next=steps,
-            chain=(Link(subject=host, doing="holds what dead servers left"),),
-        )
-    else:
-        verdict = Verdict(
-            status="unknown",
-            cause="unknown",
-            layer=0,
-            subject=host,
-            since_s=None,
-            confidence="low",
-            summary="no vLLM process in this snapshot; what is left in /dev/shm cannot be attributed",
-        )
-    findings = (
-        (
-            Finding(
-                cause=verdict.cause,
-                layer=3,
-                severity="warning",
-                confidence="high",
-                subject=host,
-                summary=verdict.summary,
-                evidence=verdict.evidence,
-                next=verdict.next,
-                chain=verdict.chain,
-            ),
-        )
-        if leaks
-        else ()
+    """No process of vLLM: only logs, limits and what dead servers left can be spoken of."""
+    findings = _fold(list(loose_findings(snapshot)))
+    verdict = _of_root(snapshot, findings) or Verdict(
+        status="unknown",
+        cause="unknown",
+        layer=0,
+        subject=Subject(role="Host", label="/dev/shm"),
+        since_s=None,
+        confidence="low",
+        summary="no vLLM process in this snapshot; what is left in /dev/shm cannot be attributed",
     )
-    layers = tuple(
-        LayerResult(
-            layer=n,
-            name=LAYER_NAMES[n],
-            status="fault" if leaks and n == 3 else "unknown",
-            summary=verdict.summary if leaks and n == 3 else "no vLLM process",
-        )
-        for n in range(1, 6)
-    )
+    layers = []
+    for layer in range(1, 6):
+        here = next((f for f in findings if f.layer == layer and f.severity != "info"), None)
+        status: LayerStatus = "unknown" if here is None else "suspect" if here.folded_into else "fault"
+        words = here.summary if here is not None else "no vLLM process"
+        layers.append(LayerResult(layer=layer, name=LAYER_NAMES[layer], status=status, summary=words))
     return Diagnosis(
         tool=snapshot.tool,
         observed_at=snapshot.observed_at,
         window_s=snapshot.window_s,
         verdict=verdict,
-        layers=layers,
-        findings=findings,
+        layers=tuple(layers),
+        findings=tuple(findings),
         missing=missing_of(snapshot),
     )

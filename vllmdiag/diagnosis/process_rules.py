@@ -125,7 +125,9 @@ def _orphans(case: Case) -> Iterator[Finding]:
             evidence=[*lost, *_left(case, workers)],
             chain=tuple(case.link(w.pid) for w in workers),
         )
-    elif refusals := [p for p in scene.snapshot.http if p.path == "/health" and p.status == _UNAVAILABLE]:
+    elif refusals := [
+        p for p in scene.snapshot.http if p.path == "/health" and p.status == _UNAVAILABLE and not p.proxy
+    ]:
         engine = engines[0] if engines else None
         yield case.finding(
             "engine-dead",

@@ -16,6 +16,7 @@ from .case import Case
 from .gpu_rules import held_up
 from .process_rules import waiting_evidence
 from .rings import Ring
+from .scheduler_rules import scheduler_findings
 from .thread_rules import thread_findings
 from .waits import absent_from, broadcast_ring, laggards, path_to, unread_replies
 
@@ -29,7 +30,7 @@ def queue_findings(case: Case) -> Iterator[Finding]:
     for engine in case.scene.engines:
         if case.halted(engine.pid):
             continue
-        found = list(thread_findings(case, engine))
+        found = [*thread_findings(case, engine), *scheduler_findings(case, engine)]
         if not found and not case.starting:
             found.extend(_HeldUp(case, engine).findings())
         yield from found

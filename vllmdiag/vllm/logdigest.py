@@ -41,7 +41,7 @@ class _Trace:
 
     head: LogEvent
     heading: tuple[object, ...] | None = None
-    """Key of the unknown error that was logged with it: the exception says more, and takes its place."""
+    """Key of the line that announced it: the exception says more, and takes its place."""
     frame: str = ""
     lines_left: int = 400
 
@@ -224,7 +224,9 @@ class LogReader:
             self._generations[-1].served = True
         self._generations[-1].fatal |= known.kind.ends
         if sort in ("fault", "relay", "echo"):
-            self._put(event)
+            put = self._put(event)
+            if sort == "relay" and not known.kind.cause:
+                self._headings[part.node, part.label, part.pid, part.source] = put
         else:
             self._count(self._phases, (event.kind, event.node, event.label, event.pid), event)
 

@@ -15,7 +15,7 @@ from vllmdiag.model.process import Cgroup, Limits
 from vllmdiag.model.shm import Holder, Segment
 from vllmdiag.model.sockets import ProbeOutcome, ZmtpProbe
 
-from . import gpu_cases, startup_cases
+from . import gpu_cases, log_cases, startup_cases
 from .scenario import (
     API,
     API_WAITS_START,
@@ -398,6 +398,7 @@ def is_not_asked(server: Server) -> None:
 
 FAULTS: list[tuple[str, Scenario, str, str | None]] = [
     *startup_cases.FAULTS,
+    *log_cases.FAULTS,
     *gpu_cases.FAULTS,
     ("process-stopped", worker_stopped, "Worker_TP1", "critical"),
     ("process-stopped", worker_stopped_all_read, "Worker_TP1", "critical"),
@@ -460,7 +461,8 @@ def test_the_evidence_of_a_cause_gives_its_verdict(
     assert found.verdict.next
     if subject is not None:
         assert found.verdict.subject.label == subject
-    assert found.layers[found.verdict.layer - 1].status == "fault"
+    if found.verdict.layer:
+        assert found.layers[found.verdict.layer - 1].status == "fault"
 
 
 def moving(server: Server) -> None:
@@ -602,6 +604,7 @@ def changing_worker(server: Server) -> None:
 
 LOOK_ALIKES: list[tuple[str, Scenario, str]] = [
     *startup_cases.LOOK_ALIKES,
+    *log_cases.LOOK_ALIKES,
     *gpu_cases.LOOK_ALIKES,
     ("process-stopped", worker_sleeps, "idle"),
     ("process-stopped", stopped_for_a_moment, "idle"),

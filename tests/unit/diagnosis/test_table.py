@@ -9,6 +9,7 @@ import pytest
 
 from vllmdiag.catalogue.entries import Cause, catalogue
 from vllmdiag.diagnosis import case, judge
+from vllmdiag.vllm import loglines
 from vllmdiag.lab.faults import faults
 
 from .test_causes import FAULTS, LOOK_ALIKES
@@ -51,5 +52,7 @@ def test_every_slug_that_the_judge_writes_is_in_the_catalogue_and_the_other_way_
     written = set()
     for file in directory.glob("*.py"):
         written |= set(re.findall(r'"([a-z][a-z0-9]*(?:-[a-z0-9]+)+)"', file.read_text(encoding="utf-8"))) & set(catalogue())
-    assert written >= {c.slug for c in faulty} | FINDINGS_ONLY
+    said = {kind.cause for kind in loglines.kinds() if kind.cause}
+    assert said <= set(catalogue())
+    assert written | said >= {c.slug for c in faulty} | FINDINGS_ONLY
     assert set(judge._HARD_ORDER) <= set(catalogue())

@@ -1,0 +1,254 @@
+"""What logs decide: the first error names the cause, with what limits, mounts and environment say to it.
+
+A log is judged only where nothing better is there: an engine that is seen in its loop answers for itself, and what its
+log once said is at most evidence. A line that only echoes a fault is never blamed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from vllmdiag.catalogue.entries import catalogue
+from vllmdiag.model.diagnosis import Confidence, Finding, Link, Subject
+from vllmdiag.model.logs import LogEvent
+from vllmdiag.model.snapshot import Snapshot
+from vllmdiag.vllm.loglines import kind
+from vllmdiag.vllm.titles import from_label
+
+from . import write
+from .case import Case
+from .log_context import context_of, killed_for_memory, shm_cause
+from .logs import digest_of, echo_words, event_words, known_cause, root_event, subject_of, wait_words
+from .scene import Scene
+
+_SHM = ("insufficient_shm", "no_shm_segment", "shm_madvise", "no_space", "bus_error")
+_DEAD = {"Worker": "worker-dead", "RayWorker": "worker-dead", "EngineCore": "engine-dead"}
+_RELAYS = ("worker_failed", "worker_failed_start", "worker_init_failed", "worker_exception", "ray_actor_died")
+_WORKER_SILENT = ("rpc_timeout", "cancelled", "long_wait", "stale_reply")
+"""Echoes that tell that some worker has not answered."""
+_PLACEMENT_S = 30.0
+_SOON_S = 120.0
+"""An illegal address that comes later after a wake-up than this has another cause."""
+_ADDRESS = re.compile(r"Xid \([^)]*\): 31\b")
+_WAITS_LONG = 6
+"""Rounds of ten seconds in which a server has logged that it waits for its engines."""
+
+
+def log_findings(case: Case) -> Iterator[Finding]:
+    """Findings from the logs of an instance whose processes are there too."""
+    scene = case.scene
+    engines = [e for e in scene.engines if not case.dead(e.pid)]
+    if any(case.in_loop(e) for e in engines):
+        # It answers for itself; only a wake-up is told by the log alone.
+        if any(case.progress[e.pid].frozen for e in engines):
+            yield from _woken_too_fast(scene.snapshot, scene)
+        return
+    alive = any(case.acts[m.pid].seen and not case.dead(m.pid) for m in (*engines, *scene.workers))
+    yield from _findings(scene.snapshot, scene, alive=alive)
+
+
+def loose_log_findings(snapshot: Snapshot) -> Iterator[Finding]:
+    """Findings from logs alone."""
+    yield from _findings(snapshot, None, alive=False)
+
+
+def _findings(snapshot: Snapshot, scene: Scene | None, *, alive: bool) -> Iterator[Finding]:
+    race = list(_woken_too_fast(snapshot, scene)) if not alive else []
+    if race:
+        yield from race
+        return
+    event = root_event(snapshot.logs)
+    if event is None:
+        yield from _placement(snapshot, scene)
+        if not alive:
+            yield from _echo_only(snapshot, scene)
+            yield from _waits(snapshot, scene)
+        return
+    digest = digest_of(snapshot, event)
+    if alive and event.generation != digest.generations:
+        return  # what an earlier start has said of itself
+    slug = _cause(snapshot, event, failed=digest.failed and not alive)
+    if slug in catalogue():
+        yield _of_event(snapshot, scene, event, slug)
+    elif not alive and digest.failed:
+        yield _undecided(snapshot, scene, event)
+
+
+def _woken_too_fast(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
+    """A wake-up, and an address that was not there right after it."""
+    faults = [e for d in snapshot.logs for e in (d.first_error, *d.other_errors) if e is not None]
+    illegal = [e for e in faults if e.kind == "illegal_access"]
+    xids = [k.text for k in snapshot.kernel_lines if _ADDRESS.search(k.text)]
+    for woken in (e for d in snapshot.logs for e in d.phases if e.kind == "woken"):
+        soon = [e for e in illegal if e.at is None or woken.at is None or 0 <= e.at - woken.at <= _SOON_S]
+        if not soon and not (xids and not illegal):
+            continue
+        who = subject_of(soon[0] if soon else woken, snapshot, scene)
+        yield _say(
+            "sleep-wake-race",
+            snapshot,
+            scene,
+            who,
+            "the engine was woken, and right after it a rank used memory that was not mapped",
+            evidence=[event_words(woken), *(event_words(e) for e in soon[:2]), *(f"kernel: {x}" for x in xids[:2])],
+            confidence="high" if soon else "medium",
+        )
+        return
+
+
+def _cause(snapshot: Snapshot, event: LogEvent, *, failed: bool) -> str:
+    if event.kind in _SHM:
+        return shm_cause(snapshot, event) or known_cause(event)
+    killed = event.groups.get("exit_code") == "-9" or event.kind == "engine_exited"
+    if killed and killed_for_memory(snapshot):
+        return "oom-killed"
+    if slug := known_cause(event):
+        return slug
+    if not failed:
+        return ""
+    if event.kind in _RELAYS:
+        return "worker-dead"
+    identity = from_label(event.label) if event.label else None
+    return _DEAD.get(identity.role, "") if identity is not None else ""
+
+
+def _of_event(snapshot: Snapshot, scene: Scene | None, event: LogEvent, slug: str) -> Finding:
+    who = subject_of(event, snapshot, scene)
+    context = context_of(slug, snapshot, event)
+    sure: Confidence = "high" if event.part == "fault" and (known_cause(event) == slug or context) else "medium"
+    return _say(
+        slug,
+        snapshot,
+        scene,
+        who,
+        f"{catalogue()[slug].title}: {context[0] if context else f'{_name(who)} says {_said(event)}'}",
+        evidence=[event_words(event), *context, *echo_words(snapshot)],
+        confidence=sure,
+    )
+
+
+def _undecided(snapshot: Snapshot, scene: Scene | None, event: LogEvent) -> Finding:
+    who = subject_of(event, snapshot, scene)
+    return _say(
+        "unknown",
+        snapshot,
+        scene,
+        who,
+        f"the first error of the log is of no known cause: {_said(event)}",
+        evidence=[event_words(event), *echo_words(snapshot)],
+        layer=1,
+        confidence="low",
+    )
+
+
+def _placement(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
+    """The engine waits for Ray, and says so again and again."""
+    waits = [e for d in snapshot.logs if not d.served for e in d.phases if e.kind == "ray_placement"]
+    if not waits or float(waits[-1].groups.get("seconds", "0")) < _PLACEMENT_S:
+        return
+    event = waits[-1]
+    context = context_of("ray-placement", snapshot, event)
+    yield _say(
+        "ray-placement",
+        snapshot,
+        scene,
+        subject_of(event, snapshot, scene),
+        context[0] if context else f"Ray has not given the resources for {event.groups['seconds']} s",
+        evidence=[event_words(event), *context],
+        confidence="high" if context else "medium",
+    )
+
+
+def _echo_only(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
+    """Only echoes: where to look for the root."""
+    echoes = [e for d in snapshot.logs for e in d.echoes]
+    telling = [e for e in echoes if e.kind in _WORKER_SILENT or (e.kind != "exception" and kind(e.kind).ends)]
+    if not telling:
+        return
+    first = next((e for e in telling if e.kind != "long_wait"), telling[0])
+    who = subject_of(first, snapshot, scene)
+    yield _say(
+        "echo-only",
+        snapshot,
+        scene,
+        who,
+        f"the log holds only echoes of a fault: {_said(first)}; {_where_to_look(first)}",
+        evidence=[*(event_words(e) for e in telling[:4]), *wait_words(snapshot, None), *_last_words(snapshot)],
+        confidence="low",
+    )
+
+
+def _where_to_look(event: LogEvent) -> str:
+    if event.kind == "engine_init_failed":
+        return "look for the first error of an EngineCore or a Worker above it, and for a death by signal (dmesg)"
+    if event.kind in _WORKER_SILENT:
+        return "a worker has not answered: look for the last words of each worker, and take its stacks"
+    return "EngineCore has ended: look for its own first error above it, and for a death by signal (dmesg)"
+
+
+def _last_words(snapshot: Snapshot) -> list[str]:
+    """What is known of how far the workers came."""
+    last = [d.last_time for d in snapshot.logs if d.last_time]
+    return [f"the log ends at {last[-1]}"] if last else []
+
+
+def _waits(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
+    """A server that waits for engines, and nothing else is known."""
+    if scene is not None or any(d.echoes or d.first_error for d in snapshot.logs):
+        return
+    waits = [
+        e
+        for d in snapshot.logs
+        if not d.served
+        for e in d.phases
+        if e.kind in ("waiting_engines", "waiting_engines_0_8") and e.count >= _WAITS_LONG
+    ]
+    if waits:
+        event = waits[-1]
+        yield _say(
+            "handshake-incomplete",
+            snapshot,
+            scene,
+            subject_of(event, snapshot, scene),
+            f"the server waits for its engines: {_said(event)}",
+            evidence=[event_words(event), "what the engines do is not in the log: take their stacks"],
+            confidence="low",
+        )
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _say(
+    slug: str,
+    snapshot: Snapshot,
+    scene: Scene | None,
+    who: Subject,
+    summary: str,
+    *,
+    evidence: list[str],
+    confidence: Confidence,
+    layer: int | None = None,
+) -> Finding:
+    target = (
+        scene.instance.roots[0] if scene is not None else who.pid or next((p.pid for p in snapshot.processes), None)
+    )
+    return write.finding(
+        slug,
+        who,
+        summary,
+        evidence=evidence,
+        chain=(Link(subject=who, doing="has failed" if slug != "ray-placement" else "waits for Ray"),),
+        confidence=confidence,
+        layer=layer,
+        words={"target": str(target)} if target is not None else {},
+    )
+
+
+def _name(who: Subject) -> str:
+    return f"{who.label} (pid {who.pid})" if who.pid is not None and f"{who.pid}" not in who.label else who.label
+
+
+def _said(event: LogEvent) -> str:
+    return (event.text or event.exception or "an error")[:200].rstrip()

@@ -1,0 +1,140 @@
+"""Layer 3: an engine busy with itself, or out of step with the others of its data-parallel group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllmdiag.model.diagnosis import Finding
+from vllmdiag.vllm.instances import Member
+from vllmdiag.vllm.signatures import match
+
+from .activity import IDLE, Activity, ThreadView
+from .case import Case
+from .motion import gauge
+
+_FULL = 0.9
+"""Share of the KV cache above which a request cannot be placed."""
+_WORKS = 0.5
+"""Cores: a thread that uses as much computes."""
+_TOKENS = ("generation_tokens_total", "prompt_tokens_total")
+
+
+def scheduler_findings(case: Case, engine: Member) -> Iterator[Finding]:
+    """What holds the engine up inside itself; nothing for one that starts, or that is not seen."""
+    act = case.acts[engine.pid]
+    if case.starting or not act.seen:
+        return
+    found = _livelock(case, engine, act) or _wave_split(case, engine, act) or _grammar(case, engine, act)
+    if found is not None:
+        yield found
+
+
+def _shows(view: ThreadView | None, signature: str, role: str = "EngineCore") -> bool:
+    """Every dump of the thread shows the signature."""
+    return (
+        view is not None
+        and bool(view.stacks)
+        and len(view.stacks) == view.dumps
+        and all(any(m.signature.id == signature for m in match(s.frames, role)) for s in view.stacks)
+    )
+
+
+def _tokens_move(case: Case, engine: Member) -> bool:
+    return any(word.startswith(_TOKENS) for word in case.progress[engine.pid].moved)
+
+
+def _livelock(case: Case, engine: Member, act: Activity) -> Finding | None:
+    """It schedules again and again and nothing comes of it: the cache is full of blocks that no request uses."""
+    scene, progress = case.scene, case.progress[engine.pid]
+    running = gauge(scene, engine, "num_requests_running")
+    waiting = gauge(scene, engine, "num_requests_waiting")
+    usage = gauge(scene, engine, "kv_cache_usage_perc")
+    remote = gauge(scene, engine, "num_requests_waiting_by_reason:deferred")
+    if running != 0 or not waiting or usage is None or usage < _FULL or remote:
+        return None
+    if not progress.counters_known or _tokens_move(case, engine) or not _shows(act.main, "sched.step"):
+        return None
+    capacity = gauge(scene, engine, "num_requests_waiting_by_reason:capacity")
+    return case.finding(
+        "scheduler-livelock",
+        engine.pid,
+        f"{engine.label} (pid {engine.pid}) schedules and nothing runs: {waiting:g} requests wait for room,"
+        f" and {usage:.0%} of the KV cache is held by no running request",
+        evidence=[
+            f"0 running, {waiting:g} waiting" + (f" ({capacity:g} for capacity)" if capacity else ""),
+            f"kv_cache_usage_perc {usage:g}, no token in the window",
+            f"main thread {act.doing} in every stack" + (f", {act.cpu:.2f} cores" if act.cpu else ""),
+        ],
+        chain=case.chain(engine.pid),
+        confidence="high" if capacity or not _has_connector(case) else "medium",
+    )
+
+
+def _has_connector(case: Case) -> bool:
+    return any("--kv-transfer-config" in p.title for p in case.scene.processes.values())
+
+
+def _grammar(case: Case, engine: Member, act: Activity) -> Finding | None:
+    """A thread compiles one grammar in every dump, and computes."""
+    for view in act.threads:
+        if view is act.main or not _shows(view, "grammar.compile") or view.dumps < 2:
+            continue
+        if not ((view.cpu or 0.0) >= _WORKS or all(s.active or s.owns_gil for s in view.stacks)):
+            continue
+        waiting = gauge(case.scene, engine, "num_requests_waiting")
+        others = _tokens_move(case, engine)
+        frame = view.frames[0]
+        return case.finding(
+            "grammar-busy",
+            engine.pid,
+            f"thread {view.name} of {engine.label} (pid {engine.pid}) compiles a grammar all the time"
+            + (": other requests go on" if others else ", and no token comes"),
+            evidence=[
+                f"{frame.name} ({frame.file}:{frame.line}) in {view.dumps} of {view.dumps} dumps"
+                + (f", {view.cpu:.2f} cores" if view.cpu is not None else ""),
+                *([f"{waiting:g} requests wait"] if waiting else []),
+                *case.progress[engine.pid].moved[:1],
+            ],
+            chain=case.chain(engine.pid),
+            severity="warning" if others else "critical",
+            confidence="high" if view.still else "medium",
+        )
+    return None
+
+
+def _wave_split(case: Case, engine: Member, act: Activity) -> Finding | None:
+    """It waits in a collective of the data-parallel group for an engine that waits for requests."""
+    progress = case.progress[engine.pid]
+    workers = case.scene.instance.workers_of(engine.pid)
+    stands = [
+        view
+        for view in (act.main, *(case.acts[w.pid].main for w in workers))
+        if _shows(view, "dp.sync") or _shows(view, "dp.sync", "Worker")
+    ]
+    if not stands or progress.moved:
+        return None
+    idle = [
+        e
+        for e in case.scene.engines
+        if e.pid != engine.pid
+        and case.acts[e.pid].kind == IDLE
+        and not case.progress[e.pid].moved
+        and not case.progress[e.pid].outstanding
+    ]
+    if not idle:
+        return None
+    lost = idle[0]
+    return case.finding(
+        "dp-wave-split",
+        lost.pid,
+        f"{engine.label} waits in a collective of all engines, and {lost.label} (pid {lost.pid}) waits for requests:"
+        " one works and the other believes that there is nothing to do",
+        evidence=[
+            f"{engine.label}: {act.doing}",
+            *(f"{w.label}: {case.acts[w.pid].doing}" for w in workers[:2]),
+            *(f"{e.label}: {case.acts[e.pid].doing} in every stack" for e in idle),
+            *progress.outstanding[:2],
+        ],
+        chain=[*case.chain(engine.pid), case.link(lost.pid)],
+        confidence="high" if act.still or workers else "medium",
+    )
