@@ -137,7 +137,9 @@ def _lags(pair: Pair) -> Iterator[Lag]:
             continue
         low, high = min(totals), max(totals)
         behind, ahead = sum(totals.values()) - totals[high], totals[high]
-        if behind == ahead:
+        if behind == ahead == 1:  # of two, the lower one has not come to what the other waits in
+            relation, apart = "behind", {rank for rank, n in counts.items() if n == low}
+        elif behind == ahead:
             relation, apart = "split", {rank for rank, n in counts.items() if n < high}
         elif ahead < behind and len(totals) == 2:
             relation, apart = "ahead", {rank for rank, n in counts.items() if n == high}

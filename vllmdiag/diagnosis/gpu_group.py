@@ -157,6 +157,9 @@ class Group:
 
     def names(self, ranks: Sequence[Rank]) -> str:
         """Their names, folded where they are many."""
+        labels = {r.member.label for r in self.ranks}
+        if len(labels) < len(self.ranks):  # Ray gives every worker the same name
+            return f"rank{'s' if len(ranks) > 1 else ''} {fold(self.ranks.index(r) for r in ranks)}"
         if len(ranks) <= _NAMED:
             return ", ".join(r.member.label for r in ranks)
         return f"{len(ranks)} ranks ({fold(self.ranks.index(r) for r in ranks)})"
@@ -179,7 +182,8 @@ class Group:
             return []
         words = f"{len(last)} GPU{'s' if len(last) > 1 else ''}: busy {'/'.join(load)}"
         words += f", memory traffic {'/'.join(memory)}" if memory else ""
-        words += f", {min(power):.0f}-{max(power):.0f} W" if power else ""
+        low, high = (f"{min(power):.0f}", f"{max(power):.0f}") if power else ("", "")
+        words += f", {low if low == high else f'{low}-{high}'} W" if power else ""
         return [words + (": a kernel waits, it does not compute" if self.spinning else "")]
 
     def say(

@@ -35,7 +35,7 @@ def kernel_lines(root: str = "/", since_s: float = 3600.0) -> tuple[KernelLine, 
         return procfs.missing("kernel log", error, hint="run as root (CAP_SYSLOG), or read `dmesg -T`")
     oldest = procfs.uptime(root) - since_s
     lines = (parse(record) for record in data.decode("utf-8", "replace").split("\n"))
-    return tuple(line for line in lines if line and _matters(line.text) and (line.t is None or line.t >= oldest))
+    return tuple(line for line in lines if line and matters(line.text) and (line.t is None or line.t >= oldest))
 
 
 def parse(record: str) -> KernelLine | None:
@@ -47,7 +47,8 @@ def parse(record: str) -> KernelLine | None:
     return KernelLine(t=int(fields[2]) / 1e6 if fields[2].isdigit() else None, text=text)
 
 
-def _matters(text: str) -> bool:
+def matters(text: str) -> bool:
+    """The line is about a death, a GPU or a hung task."""
     # The kernel's command line matches by its options, and may hold secrets.
     return "ommand line:" not in text and _MATTERS.search(text) is not None
 

@@ -137,7 +137,7 @@ def _processes(ranks: list[RasRank], status: str) -> tuple[RasRank, ...]:
 _VERSION = re.compile(r"NCCL version (\S+)")
 _JOB = re.compile(r"\s*\d+\s+[\d-]+\s+[\d-]+\s+(\d+)\s+\d+\s*")
 _ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+\d+\s+[\d-]+\s+(\d+)(?:-\d+)?\s+\d+\s+([A-Z]+)\s+[A-Z,]+\s*")
-_BLOCK = re.compile(r"(?:#(\d+)-(\d+) \(([0-9a-fA-F]+)\) )?(INCOMPLETE|ERROR|MISMATCH|DEAD|TIMEOUT)\s*")
+_BLOCK = re.compile(r"(?:#(\d+)-(\d+) \(([0-9a-fA-F.\u2026]+)\) )?(INCOMPLETE|ERROR|MISMATCH|DEAD|TIMEOUT)\s*")
 _TOPIC = re.compile(r"\s+Communicator ranks have different (?:(\w+) operation counts|(status))")
 _WHO = r"(?: -- GPUs? (?P<gpu>\d+).*? managed by process (?P<pid>\d+) on node (?P<host>\S+))?\s*"
 _RANK = re.compile(
@@ -177,6 +177,8 @@ class _Text:
     block: str = ""
     current: _Named | None = None
     topic: str = ""
+    tally: RasTally | None = None
+    """The last line that told how many ranks stand at a count: ranks that follow it without a count are of these."""
 
     def take(self, line: str) -> None:
         """One line."""
@@ -198,6 +200,7 @@ class _Text:
     def _open(self, found: re.Match[str]) -> None:
         group, _, name, self.block = found.groups()
         self.topic = ""
+        self.tally = None
         self.current = None
         if name is not None:
             self.current = self.named.setdefault(name.lower(), _Named(int(group), name.lower()))
@@ -213,7 +216,8 @@ class _Text:
             self.topic = _INITIALIZATION
         elif self.current is not None and (found := _GROUP.fullmatch(line)):
             count = 0 if found[3] else int(found[2])
-            self.current.tallies.append(RasTally(collective=self.topic, count=count, ranks=int(found[1])))
+            self.tally = RasTally(collective=self.topic, count=count, ranks=int(found[1]))
+            self.current.tallies.append(self.tally)
         elif self.current is not None and (found := _RANK.fullmatch(line)):
             self._rank(self.current, found)
 
@@ -236,6 +240,8 @@ class _Text:
             return
         if found["status"]:
             rank = msgspec.structs.replace(rank, status=_STATUS_WORDS.get(found["status"], found["status"].lower()))
+        elif self.block == "MISMATCH" and self.tally in communicator.tallies and not (found["count"] or found["none"]):
+            rank = self._of_tally(communicator, rank)
         elif found["count"] or found["none"]:
             counts = {**(rank.counts or {}), self.topic: int(found["count"] or 0)}
             rank = msgspec.structs.replace(rank, counts=counts)
@@ -243,6 +249,25 @@ class _Text:
             when = "initialisation: " if self.topic == _INITIALIZATION else ""
             rank = msgspec.structs.replace(rank, error=when + found["error"].strip().lower())
         (communicator.missing if rank.status == "left" else communicator.ranks)[number] = rank
+
+    def _of_tally(self, communicator: _Named, rank: RasRank) -> RasRank:
+        """One of the ranks that were counted before they were named: it is counted as itself from here on."""
+        tally = self.tally
+        if tally is None:
+            return rank
+        at = communicator.tallies.index(tally)
+        left = msgspec.structs.replace(tally, ranks=tally.ranks - 1)
+        communicator.tallies[at : at + 1] = [left] if left.ranks > 0 else []
+        self.tally = left if left.ranks > 0 else None
+        return msgspec.structs.replace(rank, counts={**(rank.counts or {}), tally.collective: tally.count})
+
+    def complete(self) -> None:
+        """A row for each group that is named below a table which could not be read."""
+        known = {group for group, *_ in self.rows}
+        for one in self.named.values():
+            if one.group not in known:
+                size = len({*one.ranks, *one.missing}) + sum(tally.ranks for tally in one.tallies)
+                self.rows.append((one.group, 1, size, ""))
 
     def communicators(self) -> Iterator[RasCommunicator]:
         """Those of the table: first the named ones of a group, then the rest of it as one."""
@@ -267,8 +292,12 @@ class _Text:
                 yield RasCommunicator(size=size, status=status, copies=copies - len(mine))
 
 
-def from_text(body: str) -> RasReport:
+def from_text(body: str, *, pasted: bool = False) -> RasReport:
     """A text report.
+
+    Args:
+        body: as the server sent it.
+        pasted: by hand: its head may be missing, and columns of its tables.
 
     Raises:
         ValueError: it is none.
@@ -277,8 +306,10 @@ def from_text(body: str) -> RasReport:
     for line in body.splitlines():
         if len(line) <= _LONGEST_LINE:
             text.take(line)
-    if not text.version:
+    if not text.version and not (pasted and (text.rows or text.named)):
         raise ValueError("it does not say which NCCL it is of")
+    if pasted:
+        text.complete()
     return RasReport(
         format="text",
         nccl_version=text.version,
