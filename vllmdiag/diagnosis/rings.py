@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from vllmdiag.model.ring import Geometry, RingState, decode
-from vllmdiag.model.shm import Segment
+from vllmdiag.model.shm import RingClaim, Segment
 from vllmdiag.vllm.instances import Member
 from vllmdiag.vllm.layouts import Layout, candidates
 
@@ -47,8 +47,8 @@ class Ring:
 
     @property
     def sampled(self) -> bool:
-        """It was looked at often enough to speak of motion."""
-        return self.segment.polls >= _ENOUGH_POLLS
+        """It was looked at often enough to speak of motion, or written down by somebody before whom it stood still."""
+        return self.segment.polls >= _ENOUGH_POLLS or self.segment.claim is not None
 
     @property
     def moved(self) -> int:
@@ -146,6 +146,8 @@ def rings_of(scene: Scene) -> tuple[Ring, ...]:
 def _ring(scene: Scene, segment: Segment) -> Ring | None:
     if not segment.polls and not segment.states:
         return None
+    if segment.claim is not None:
+        return _claimed(scene, segment, segment.claim)
     chunk_mib = _chunk_mib(scene)
     layouts = candidates(segment.size, version=scene.version, broadcast_chunk_mib=chunk_mib)
     if not layouts:
@@ -172,6 +174,33 @@ def _ring(scene: Scene, segment: Segment) -> Ring | None:
         readers=readers,
         history=_merged(history),
     )
+
+
+def _claimed(scene: Scene, segment: Segment, claim: RingClaim) -> Ring:
+    """A ring whose shape and parties are said by whoever wrote its flags down."""
+    geometry = Geometry(chunks=claim.chunks, chunk_bytes=claim.chunk_bytes, n_readers=claim.n_readers)
+    readers = (*claim.readers, *([None] * claim.n_readers))[: claim.n_readers]
+    return Ring(
+        segment=segment,
+        queue=claim.queue or _part_by_parties(scene, claim),
+        geometry=geometry,
+        geometry_known_by="the dump",
+        writer=claim.writer,
+        writer_confirmed=False,
+        readers=readers,
+        history=_merged(tuple((s.t, decode(s.tail, claim.n_readers)) for s in segment.states)),
+    )
+
+
+def _part_by_parties(scene: Scene, claim: RingClaim) -> str:
+    """The part a ring plays, by the roles of its writer and readers; empty where they do not tell."""
+    writer = scene.members.get(claim.writer or -1)
+    reads = {scene.members[pid].role for pid in claim.readers if pid in scene.members}
+    if writer is None or not reads:
+        return ""
+    if writer.role == "EngineCore":
+        return BROADCAST if reads <= {"Worker", "RayWorker"} else ""
+    return RESPONSE if "EngineCore" in reads else GROUP
 
 
 def _merged(history: tuple[tuple[float, RingState], ...]) -> tuple[tuple[float, RingState], ...]:

@@ -6,7 +6,7 @@ from .base import Fact
 
 
 class HttpProbe(Fact, frozen=True, kw_only=True):
-    """One GET against one port of the instance, with the time each stage took (seconds, None where not reached)."""
+    """One request to one port of the instance, with the time each stage took (seconds, None where not reached)."""
 
     t: float
     port: int
@@ -20,6 +20,7 @@ class HttpProbe(Fact, frozen=True, kw_only=True):
     total_s: float | None = None
     version: str | None = None
     """vLLM's version, from /version."""
+    method: str = "GET"
     proxy: str = ""
     """The proxy that the request went through; empty where it went straight to the server, or that is not known."""
 

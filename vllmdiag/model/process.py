@@ -121,6 +121,8 @@ class Cgroup(Fact, frozen=True, kw_only=True, tag=True):
     """How many processes of the group the kernel has killed for memory since it exists."""
     pids_max: int | None = None
     pids_current: int | None = None
+    pids_refused: int | None = None
+    """How often a new task was refused since the group exists (pids.events, only from pasted evidence)."""
     nr_throttled: int | None = None
     throttled_s: float | None = None
 
@@ -158,6 +160,8 @@ class Process(Fact, frozen=True, kw_only=True):
     """Its parent is no part of the evidence (pasted evidence only): whether that is an API server is not known."""
     node: str = ""
     """Machine it runs on; empty where all of the evidence is of one."""
+    told_role: str = ""
+    """Part it plays, where evidence other than its title says so (pasted evidence): a ring dump, a prefix in a log."""
     rank: int | None = None
     """Number among all ranks of its job, where the evidence says it outside of the title."""
     pgid: int = 0

@@ -40,6 +40,20 @@ class PeekedSlot(Fact, frozen=True, kw_only=True):
     overflow: bool
 
 
+class RingClaim(Fact, frozen=True, kw_only=True):
+    """What whoever wrote down the flags of a ring says of it (pasted evidence): shape, part, writer and readers."""
+
+    queue: str = ""
+    """``broadcast``, ``response``, ``group``; empty where it is not said."""
+    n_readers: int
+    chunks: int
+    chunk_bytes: int
+    writer: int | None = None
+    """Pid."""
+    readers: tuple[int | None, ...] = ()
+    """Pid by flag index; None where it is not said."""
+
+
 class Segment(Fact, frozen=True, kw_only=True):
     """One file of a tmpfs (normally /dev/shm), also when its name is already gone."""
 
@@ -68,6 +82,8 @@ class Segment(Fact, frozen=True, kw_only=True):
     """State changes that were seen and counted but not kept (cap reached)."""
     heads: tuple[SlotHeads, ...] = ()
     peeked: tuple[PeekedSlot, ...] = ()
+    claim: RingClaim | None = None
+    """Only from pasted evidence; a look from outside works it out of size and holders."""
     missing: tuple[Missing, ...] = ()
 
     @property

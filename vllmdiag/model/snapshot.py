@@ -11,7 +11,7 @@ from .logs import LogDigest
 from .process import Process
 from .shm import Segment, ShmMount
 from .sockets import Socket, ZmtpProbe
-from .startup import FileLock, Network, RayStatus, TakenPort
+from .startup import FileLock, HostName, Network, RayStatus, TakenPort
 
 SNAPSHOT_SCHEMA = "vllmdiag.snapshot/1"
 
@@ -116,6 +116,8 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     """Locks on files of caches; looked for only while no HTTP listener is there."""
     networks: tuple[Network, ...] = ()
     """The network namespaces of the instance; looked at only while no HTTP listener is there."""
+    host_names: tuple[HostName, ...] = ()
+    """Names in /etc/hosts. Only from pasted evidence."""
     taken_ports: tuple[TakenPort, ...] = ()
     """Ports it wants that others listen on; with an HTTP listener of its own only others on that port."""
     ipc_paths_missing: tuple[str, ...] = ()

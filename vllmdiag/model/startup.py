@@ -29,6 +29,17 @@ class Interface(Fact, frozen=True, kw_only=True):
 
     name: str
     addresses: tuple[str, ...] = ()
+    up: bool | None = None
+    """None where it was not told."""
+
+
+class HostName(Fact, frozen=True, kw_only=True):
+    """A line of /etc/hosts."""
+
+    name: str
+    address: str
+    node: str = ""
+    """Machine whose file it is; empty where all of the evidence is of one."""
 
 
 class Route(Fact, frozen=True, kw_only=True):

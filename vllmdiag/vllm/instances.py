@@ -18,7 +18,7 @@ from vllmdiag.model.process import Process
 
 from .rank_order import ranks_of, unsaid_numbers
 from .serve_options import ServeOptions
-from .titles import Identity, identify
+from .titles import Identity, identify, told
 
 _SERVERS = ("APIServer", "Launcher", "Driver")
 _SEEDS = ("APIServer", "EngineCore", "Worker", "DPCoordinator", "RayWorker")
@@ -99,7 +99,10 @@ def find_instances(processes: Iterable[Process]) -> tuple[Instance, ...]:
 
 def _identify(process: Process) -> Identity | None:
     cmdline: Sequence[str] = () if isinstance(process.cmdline, Missing) else process.cmdline
-    return identify(cmdline, process.comm)
+    known = identify(cmdline, process.comm)
+    if process.told_role and (known is None or known.role == "Child"):
+        return told(process.told_role)
+    return known
 
 
 def _root(pid: int, by_pid: dict[int, Process], identities: dict[int, Identity | None]) -> int:
@@ -319,16 +322,23 @@ def _join(trees: list[Instance], by_pid: dict[int, Process]) -> list[Instance]:
 
 
 def _job(tree: Instance, by_pid: dict[int, Process]) -> object:
-    options = tree.options
-    if options is not None and options.nnodes > 1:
-        return "nodes", options.master_addr, options.master_port
-    if options is not None and options.data_parallel_size > 1 and _one_of_several(options):
-        return "dp", options.data_parallel_address, options.data_parallel_rpc_port
+    shared = job_of(tree.options)
+    if shared is not None:
+        return shared
     if by_pid[tree.roots[0]].parent_unseen:
         return "unseen"  # pasted stacks name no parents: nothing says that these are several servers
     # Orphans keep the process group of their dead parent, so does a server whose engine died under it.
     pgid = by_pid[tree.roots[0]].pgid
     return ("group", pgid) if pgid else ("root", tree.roots[0])
+
+
+def job_of(options: ServeOptions | None) -> tuple[str, str | None, int | None] | None:
+    """What the commands of one job over several nodes have in common: (kind, address, port); None for a job of one."""
+    if options is not None and options.nnodes > 1:
+        return "nodes", options.master_addr, options.master_port
+    if options is not None and options.data_parallel_size > 1 and _one_of_several(options):
+        return "dp", options.data_parallel_address, options.data_parallel_rpc_port
+    return None
 
 
 def _one_of_several(options: ServeOptions) -> bool:

@@ -24,7 +24,7 @@ __all__ = ["Identity", "Role", "ServeOptions", "from_label", "from_title", "iden
 Role = Literal[
     "APIServer", "EngineCore", "Worker", "DPCoordinator", "ResourceTracker", "RayWorker", "Launcher", "Child"
 ]
-KnownBy = Literal["title", "command line", "comm", "label"]
+KnownBy = Literal["title", "command line", "comm", "label", "evidence"]
 
 COMM_LENGTH = 15
 """The kernel keeps 15 characters of a name."""
@@ -113,6 +113,12 @@ def from_title(title: str) -> Identity | None:
     if not colons or not prefix or re.search(r"[\s/]", title):
         return None
     return _named(name, prefix, "title")
+
+
+def told(role: str) -> Identity | None:
+    """Who a process is that other evidence names by its role; None for a role that a title may not tell either."""
+    known = next((entry.role for entry in _tables().titles if entry.role == role), None)
+    return Identity(role=known, name=role, known_by="evidence") if known is not None else None
 
 
 def from_label(label: str) -> Identity | None:

@@ -41,7 +41,10 @@ from .format import Context, Format
 if TYPE_CHECKING:
     from vllmdiag.bundle.draft import Draft
 
-_MODULES = ("stacks", "ps", "logs")
+_MODULES = (
+    "stacks", "ps", "rings", "metrics", "sockets", "shm", "http", "proc", "cgroup", "network", "gpu", "gpu_paths", "nccl",
+    "kernel", "documents", "logs",
+)  # fmt: skip
 
 
 @cache

@@ -100,6 +100,7 @@ class _Table(Reader):
     def _process(self, pid: int, row: _Row) -> None:
         fields, draft, context = row.fields, self._draft, self._context
         process = draft.process(pid, context)
+        process.in_table = True
         facts: dict[str, Any] = {}
         if "ppid" in fields:
             facts["ppid"] = draft.pid(int(fields["ppid"]), context) if fields["ppid"] != "0" else 0

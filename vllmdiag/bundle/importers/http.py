@@ -1,0 +1,169 @@
+"""What HTTP requests came to: one line a probe, or the transcript of curl -v. Bodies and headers are not kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from vllmdiag.bundle.draft import Draft
+from vllmdiag.model.http import ClientView, HttpProbe
+
+from .format import Context, block
+
+_METHOD = r"(?P<method>GET|POST|HEAD|PUT|DELETE)"
+_LINE = re.compile(
+    rf"^\s*{_METHOD}\s+(?P<url>\S*?/\S*?):?(?:\s+\([^)]*\))?\s*(?:->|:|=>)?\s+(?P<rest>(?:HTTP/\d\S*\s+)?(?:[1-5]\d\d\b|no |time|refus|reset|hang|fail|error|empty|conn).*)$",
+    re.IGNORECASE,
+)
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|seconds|m|min)\b")
+_CURL = re.compile(rf"^\s*(?:>\s*{_METHOD}\s+(?P<path>/\S*)\s+HTTP/|\*\s+(?:Trying|Connected to|Host )|<\s*HTTP/\S+\s+\d+|curl: \(\d+\)|HTTP/\d\S*\s+[1-5]\d\d)")
+_CURL_GOES_ON = re.compile(r"^\s*(?:[*<>{}]|curl: \(\d+\)|HTTP/|[A-Za-z-]+: |data: |\s*[\d-]+ +[\d.]+[kMG]? )")
+_REQUEST = re.compile(rf"^\s*>\s*{_METHOD}\s+(?P<path>/\S*)")
+_STATUS = re.compile(r"^\s*(?:<\s*)?HTTP/\S+\s+(?P<status>\d{3})")
+_FAILED = re.compile(r"curl: \((?P<code>\d+)\)\s*(?P<words>.*)")
+_URL = re.compile(r"https?://[^/\s:'\"]+(?::(?P<port>\d+))?(?P<path>/[^\s'\"]*)?")
+_CONNECTED = re.compile(r"\*\s+(?:Connected to \S+ \(\S+\) port|Trying \S+:)\s*(?P<port>\d+)")
+_VERSION = re.compile(r'"version"\s*:\s*"([\w.+-]+)"')
+_CURL_ERRORS = {"7": "refused", "28": "timeout", "52": "reset", "56": "reset", "35": "tls", "60": "tls"}
+_DELAY = re.compile(
+    r"first (?:byte|token|chunk)\s*(?:at|after|t=|:|=|came after)?\s*(?:t=)?\s*(?P<first>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)\b",
+    re.IGNORECASE,
+)
+
+_BURST = re.compile(
+    r"(?:(?P<chunks>\d+(?:-\d+)?)\s+(?:chunks?|events?|tokens?|messages?)\b[^.;]*?\b(?:each|every)"
+    r"|bursts?\b[^.;]*?\b(?:each|every|of))\s+(?P<gap>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)\b",
+    re.IGNORECASE,
+)
+
+
+def _read_lines(lines: Sequence[str], context: Context, draft: Draft) -> None:
+    for line in lines:
+        found = _LINE.match(line)
+        if found is None:
+            continue
+        rest = found["rest"]
+        status = re.match(r"(?:HTTP/\S+\s+)?([1-5]\d\d)\b", rest)
+        took = _TIME.search(rest)
+        port = re.search(r":(\d{2,5})/", found["url"])
+        draft.add(
+            "http",
+            HttpProbe(
+                t=context.look,
+                port=int(port[1]) if port else 0,
+                method=found["method"].upper(),
+                path=re.sub(r"^\w+://[^/]+", "", found["url"]),
+                status=int(status[1]) if status else None,
+                error="" if status else _error(rest),
+                total_s=_seconds(took) if took else None,
+            ),
+        )
+
+
+def _error(words: str) -> str:
+    low = words.lower()
+    for mark, error in (("refus", "refused"), ("reset", "reset"), ("empty", "reset"), ("closed", "reset")):
+        if mark in low:
+            return error
+    return "timeout"
+
+
+def _seconds(found: re.Match[str]) -> float:
+    return float(found[1]) * {"ms": 0.001, "m": 60.0, "min": 60.0}.get(found[2], 1.0)
+
+
+class _Exchange(NamedTuple):
+    """One request of a transcript, as far as it came."""
+
+    method: str
+    path: str
+    port: int
+    status: int | None
+    error: str
+    took_s: float | None
+    version: str | None
+
+
+def _read_curl(lines: Sequence[str], context: Context, draft: Draft) -> None:
+    for each in _exchanges(lines, context):
+        draft.add(
+            "http",
+            HttpProbe(
+                t=context.look,
+                port=each.port,
+                method=each.method,
+                path=each.path,
+                status=each.status,
+                error=each.error,
+                total_s=each.took_s,
+                version=each.version,
+            ),
+        )
+
+
+def _exchanges(lines: Sequence[str], context: Context) -> Iterator[_Exchange]:
+    asked = _URL.search(context.header)
+    path = (asked["path"] or "/") if asked else ""
+    port = int(asked["port"] or 80) if asked else 0
+    method, status, version = "GET", None, None
+    open_request = bool(asked)
+    for line in lines:
+        request, answer, failed, linked = (
+            _REQUEST.match(line), _STATUS.match(line), _FAILED.search(line), _CONNECTED.search(line),
+        )  # fmt: skip
+        if linked is not None:
+            port = int(linked["port"])
+        elif request is not None:
+            if status is not None:
+                yield _Exchange(method, path, port, status, "", None, version)
+            method, path, status, version, open_request = request["method"], request["path"], None, None, True
+        elif answer is not None:
+            status, open_request = int(answer["status"]), True
+        elif failed is not None:
+            took = re.search(r"after (\d+) (?:ms|milliseconds)", failed["words"])
+            error = _CURL_ERRORS.get(failed["code"], failed["words"][:60])
+            seconds = int(took[1]) / 1000 if took else None
+            # bytes that came before it gave up do not make an answer
+            yield _Exchange(method, path, port, None, error, seconds, None)
+            status, open_request = None, False
+        elif found := _VERSION.search(line):
+            version = found[1]
+    if status is not None:
+        yield _Exchange(method, path, port, status, "", None, version)
+    elif open_request and path:
+        yield _Exchange(method, path, port, None, "timeout", None, None)
+
+
+def _read_client(lines: Sequence[str], _context: Context, draft: Draft) -> None:
+    """What a client says of the time to its first byte, and of the bursts in which the rest came."""
+    for line in lines:
+        first, burst = _DELAY.search(line), _BURST.search(line)
+        if first is None and burst is None:
+            continue
+        chunks = [float(word) for word in (burst["chunks"].split("-") if burst is not None and burst["chunks"] else ())]
+        draft.add(
+            "client_views",
+            ClientView(
+                first_byte_s=_delay(first["first"], first["unit"]) if first is not None else None,
+                burst_chunks=sum(chunks) / len(chunks) if chunks else None,
+                burst_gap_s=_delay(burst["gap"], burst["unit"]) if burst is not None else None,
+                text=line.strip().lstrip("# ")[:300],
+            ),
+        )
+
+
+def _delay(number: str, unit: str) -> float:
+    return float(number) * (0.001 if unit == "ms" else 1.0)
+
+
+def _opens_client(line: str, context: Context) -> bool:
+    told = (_DELAY.search(line) or _BURST.search(line)) is not None
+    return told and ("client" in line.lower() or context.name.startswith("client"))
+
+
+FORMATS = (
+    block("HTTP probe", lambda line, _: _LINE.match(line) is not None, lambda line, _: _LINE.match(line) is not None, _read_lines, names=("http", "probe", "curl")),
+    block("curl -v", lambda line, _: _CURL.match(line) is not None, lambda line, _: not line.strip() or _CURL_GOES_ON.match(line) is not None or _VERSION.search(line) is not None, _read_curl),
+    block("a client's times", _opens_client, _opens_client, _read_client, names=("client",)),
+)
