@@ -1,6 +1,6 @@
 """A real Chromium without a window, driven over its DevTools protocol through a pair of pipes: no library, no port.
 
-Messages are JSON, each ended by a NUL: descriptor 3 of the browser takes commands, descriptor 4 gives answers and events.
+Messages are JSON, each ended by a NUL: descriptor 3 of the browser takes commands, 4 gives answers and events.
 """
 
 from __future__ import annotations

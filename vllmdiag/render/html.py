@@ -58,7 +58,8 @@ class _Branch(NamedTuple):
     """A node of a tree of stacks in words."""
 
     who: str
-    count: str
+    several: str
+    """How many processes; empty for one."""
     frames: list[str]
     meaning: str
     children: list[_Branch]
@@ -68,7 +69,7 @@ class _Thread(NamedTuple):
     """A tree of stacks in words."""
 
     title: str
-    count: str
+    several: str
     open: bool
     nodes: list[_Branch]
 
@@ -145,7 +146,7 @@ def _environment() -> Environment:
 
 
 def _packaged(name: str) -> str:
-    return resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
+    return resources.files(__package__).joinpath("templates").joinpath(name).read_text(encoding="utf-8")
 
 
 def _cleaned(value: Any) -> Any:
@@ -257,7 +258,7 @@ def _thread(tree: StackTree) -> _Thread:
     nodes = [_branch(node) for node in tree.nodes]
     return _Thread(
         title=tree.thread,
-        count=plural(len(tree.labels), "process"),
+        several=plural(len(tree.labels), "process"),
         open=tree.main and sum(map(_size, nodes)) <= _OPEN_NODES,
         nodes=nodes,
     )
@@ -266,7 +267,7 @@ def _thread(tree: StackTree) -> _Thread:
 def _branch(node: StackNode) -> _Branch:
     return _Branch(
         who=names(node.labels, "process"),
-        count=plural(len(node.labels), "process") if len(node.labels) > 1 else "",
+        several=plural(len(node.labels), "process") if len(node.labels) > 1 else "",
         frames=[f"{frame.name} ({frame.file}:{frame.line})" for frame in node.frames],
         meaning=node.meaning,
         children=[_branch(child) for child in node.children],

@@ -18,6 +18,7 @@ from typing import Literal
 from vllmdiag.model.ranks import fold
 from vllmdiag.model.report import GraphEdge, GraphNode, WaitGraph
 
+from .page import clean, columns
 from .words import fold_labels, plural
 
 LINE = 16.0
@@ -56,6 +57,9 @@ class Box:
     """Index of the wait in the graph; -1 for a node."""
     x: float = 0.0
     y: float = 0.0
+    begin: float = 0.0
+    """Where its column begins and ends: between two columns a curve may bend, within one it runs straight."""
+    end: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -111,19 +115,19 @@ def layout(graph: WaitGraph, *, down: bool = False) -> Drawing:
         return Drawing(width=0.0, height=0.0)
     backwards = _closing(graph)
     layers = _layers(graph, backwards)
-    columns = _Columns()
-    places = {node.id: columns.add(_node_box(node), 2 * layers[node.id]) for node in graph.nodes}
+    grid = _Columns()
+    places = {node.id: grid.add(_node_box(node), 2 * layers[node.id]) for node in graph.nodes}
     chains = []
     for i, edge in enumerate(graph.edges):
         left, right = (edge.on, edge.waiter) if i in backwards else (edge.waiter, edge.on)
         first, last = 2 * layers[left] + 1, 2 * layers[right]
         lane = Box(kind="lane", width=_LANE, height=_LANE, edge=i)
-        inner = [columns.add(_why_box(edge, i), first), *(columns.add(lane, c) for c in range(first + 1, last))]
+        inner = [grid.add(_why_box(edge, i), first), *(grid.add(lane, c) for c in range(first + 1, last))]
         chain = [places[left], *inner, places[right]]
         for a, b in pairwise(chain):
-            columns.connect(a, b)
+            grid.connect(a, b)
         chains.append(chain)
-    boxes, width, height = _placed(columns, _ordered(columns), down=down)
+    boxes, width, height = _placed(grid, _ordered(grid), down=down)
     return Drawing(
         width=width,
         height=height,
@@ -172,14 +176,14 @@ def _layers(graph: WaitGraph, backwards: set[int]) -> dict[int, int]:
     return layers
 
 
-def _ordered(columns: _Columns) -> list[list[int]]:
+def _ordered(grid: _Columns) -> list[list[int]]:
     """Boxes of each column in an order that lets few curves cross: by the mean place of their neighbours."""
-    rows: list[list[int]] = [[] for _ in range(max(columns.column) + 1)]
-    for box, column in enumerate(columns.column):
+    rows: list[list[int]] = [[] for _ in range(max(grid.column) + 1)]
+    for box, column in enumerate(grid.column):
         rows[column].append(box)
     for sweep in range(_SWEEPS):
         forth = sweep % 2 == 0
-        neighbours = columns.before if forth else columns.after
+        neighbours = grid.before if forth else grid.after
         for row in rows if forth else reversed(rows):
             place = {box: i for other in rows for i, box in enumerate(other)}
             means = {
@@ -192,7 +196,7 @@ def _ordered(columns: _Columns) -> list[list[int]]:
     return rows
 
 
-def _placed(columns: _Columns, rows: Sequence[Sequence[int]], *, down: bool) -> tuple[list[Box], float, float]:
+def _placed(grid: _Columns, rows: Sequence[Sequence[int]], *, down: bool) -> tuple[list[Box], float, float]:
     """Every box at its place; width and height of the whole."""
 
     def along(box: Box) -> float:
@@ -201,19 +205,18 @@ def _placed(columns: _Columns, rows: Sequence[Sequence[int]], *, down: bool) -> 
     def across(box: Box) -> float:
         return box.width if down else box.height
 
-    stacks = [sum(across(columns.boxes[b]) + _GAP_IN for b in row) - _GAP_IN for row in rows]
+    stacks = [sum(across(grid.boxes[b]) + _GAP_IN for b in row) - _GAP_IN for row in rows]
     middle = max(stacks) / 2 + _MARGIN
-    boxes = list(columns.boxes)
+    boxes = list(grid.boxes)
     at = _MARGIN
     for row, stack in zip(rows, stacks, strict=True):
-        thick = max((along(columns.boxes[b]) for b in row), default=0.0)
+        thick = max((along(grid.boxes[b]) for b in row), default=0.0)
         place = middle - stack / 2
         for b in row:
-            box = columns.boxes[b]
-            if box.kind == "lane":  # all through the column: what passes bends between columns only
-                box = replace(box, width=box.width if down else thick, height=thick if down else box.height)
+            box = grid.boxes[b]
             start = at + (thick - along(box)) / 2
-            boxes[b] = replace(box, x=place if down else start, y=start if down else place)
+            x, y = (place, start) if down else (start, place)
+            boxes[b] = replace(box, x=x, y=y, begin=at, end=at + thick)
             place += across(box) + _GAP_IN
         at += thick + _GAP_BETWEEN
     length, breadth = at - _GAP_BETWEEN + _MARGIN, 2 * middle
@@ -221,30 +224,37 @@ def _placed(columns: _Columns, rows: Sequence[Sequence[int]], *, down: bool) -> 
 
 
 def _curve(chain: Sequence[Box], *, backwards: bool, down: bool) -> Curve:
-    """Pieces between the boxes of a chain; a lane is crossed in a straight line."""
+    """Straight through the columns of the chain, and bent between them."""
     pieces = []
     for left, right in pairwise(chain):
-        (x1, y1), (x2, y2) = _end(left, down=down), _begin(right, down=down)
-        if left.kind == "lane":
-            x0, y0 = _begin(left, down=down)
-            pieces.append(f"M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}")
-        bend = f"{x1:.1f} {(y1 + y2) / 2:.1f} {x2:.1f} {(y1 + y2) / 2:.1f}"
-        if not down:
-            bend = f"{(x1 + x2) / 2:.1f} {y1:.1f} {(x1 + x2) / 2:.1f} {y2:.1f}"
-        pieces.append(f"M{x1:.1f} {y1:.1f}C{bend} {x2:.1f} {y2:.1f}")
-    x, y = _end(chain[0], down=down) if backwards else _begin(chain[-1], down=down)
-    back = 8.0 if backwards else -8.0
-    wings = [(x - 4, y + back), (x + 4, y + back)] if down else [(x + back, y - 4), (x + back, y + 4)]
-    arrow = " ".join(f"{a:.1f},{b:.1f}" for a, b in [(x, y), *wings])
+        (_, out, leave), (to, _, come) = _sides(left, down=down), _sides(right, down=down)
+        half = (left.end + right.begin) / 2
+        bend = [(left.end, leave), (half, leave), (half, come), (right.begin, come)]
+        (x, y), *rest = [(across, along) if down else (along, across) for along, across in bend]
+        pieces += _straight(out, left.end, leave, down=down)
+        pieces.append(f"M{x:.1f} {y:.1f}C" + " ".join(f"{a:.1f} {b:.1f}" for a, b in rest))
+        pieces += _straight(right.begin, to, come, down=down)
+    near, far, side = _sides(chain[0] if backwards else chain[-1], down=down)
+    tip, wing = (far, far + 8.0) if backwards else (near, near - 8.0)
+    corners = [(tip, side), (wing, side - 4), (wing, side + 4)]
+    arrow = " ".join(f"{b:.1f},{a:.1f}" if down else f"{a:.1f},{b:.1f}" for a, b in corners)
     return Curve(pieces=tuple(pieces), arrow=arrow, backwards=backwards)
 
 
-def _begin(box: Box, *, down: bool) -> tuple[float, float]:
-    return (box.x + box.width / 2, box.y) if down else (box.x, box.y + box.height / 2)
+def _sides(box: Box, *, down: bool) -> tuple[float, float, float]:
+    """Where a curve comes in and goes out, along the way, and where both are across it. A lane is only passed."""
+    near, across = (box.y, box.x + box.width / 2) if down else (box.x, box.y + box.height / 2)
+    if box.kind == "lane":
+        return box.begin, box.begin, across
+    return near, near + (box.height if down else box.width), across
 
 
-def _end(box: Box, *, down: bool) -> tuple[float, float]:
-    return (box.x + box.width / 2, box.y + box.height) if down else (box.x + box.width, box.y + box.height / 2)
+def _straight(start: float, end: float, across: float, *, down: bool) -> list[str]:
+    """A line along the way, where it has a length."""
+    if end <= start:
+        return []
+    (x1, y1), (x2, y2) = [(across, along) if down else (along, across) for along in (start, end)]
+    return [f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"]
 
 
 def _node_box(node: GraphNode) -> Box:
@@ -256,7 +266,7 @@ def _node_box(node: GraphNode) -> Box:
         pids = f"{len(node.labels)} processes"
     lines = [
         *([Line("first blocker", "tag")] if node.root else []),
-        *(Line(text, "name") for text in _wrapped(name, _NODE_CHARS)),
+        *(Line(text, "name") for text in _wrapped(name, _NODE_CHARS) or [node.role or "?"]),
         *([Line(pids, "pid")] if pids else []),
         *(Line(text, "doing") for text in _wrapped(node.doing, _NODE_CHARS)),
     ]
@@ -264,7 +274,7 @@ def _node_box(node: GraphNode) -> Box:
 
 
 def _why_box(edge: GraphEdge, index: int) -> Box:
-    lines = [Line(text, "why") for text in _wrapped(edge.why or "waits", _WHY_CHARS)]
+    lines = [Line(text, "why") for text in _wrapped(edge.why, _WHY_CHARS) or ["waits"]]
     return _box("why", lines, _WHY_CHAR, edge=index)
 
 
@@ -272,7 +282,7 @@ def _box(kind: Kind, lines: Sequence[Line], char: float, *, node: GraphNode | No
     pad = _PAD if kind == "node" else 3.0
     return Box(
         kind=kind,
-        width=max(len(line.text) for line in lines) * char + 2 * pad,
+        width=max(columns(clean(line.text)) for line in lines) * char + 2 * pad,
         height=len(lines) * LINE + 2 * pad,
         lines=tuple(lines),
         node=node,
