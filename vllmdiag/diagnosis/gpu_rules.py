@@ -253,6 +253,17 @@ def _others_are_remote(group: Group) -> Finding | None:
     return group.say("remote-rank-stalled", inside[0], summary, confidence="medium")
 
 
+def _others_are_unseen(group: Group) -> Finding | None:
+    """One rank of several is all that is seen of an engine, and it waits for the others: whose fault is not known."""
+    if group.engine is None or len(group.ranks) != 1 or not group.of(COLLECTIVE):
+        return None
+    (rank,) = group.ranks
+    if group.remote or not rank.member.ranks.keys() & {"tp", "pp", "ep"}:
+        return None
+    summary = f"{rank.label} waits in {rank.at} for ranks that are not seen here, so it has not answered"
+    return group.say("rank-never-answered", rank, summary)
+
+
 def _pipeline(group: Group) -> Finding | None:
     inside = group.at("pp.exchange")
     stages = {r.member.ranks["pp"] for r in inside if "pp" in r.member.ranks}
@@ -326,7 +337,10 @@ def _undecided(group: Group) -> Finding | None:
     )
 
 
-_SHARED = (_custom_all_reduce, _workspace, _others_are_remote, _all_to_all, _pipeline, _graphs, _first_collective)
+_SHARED = (
+    _custom_all_reduce, _workspace, _others_are_remote, _others_are_unseen, _all_to_all, _pipeline, _graphs,
+    _first_collective,
+)  # fmt: skip
 _SERVING = (
     _connector, counts_apart, records_apart, init_apart, _one_waits_for_its_gpu, _places_apart, *_SHARED, _kernel,
     _all_on_gpu,
