@@ -14,7 +14,8 @@ import re
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _DIGITS = 10
-_TOKEN = re.compile(r"(?:host|net|user|name|secret|id|mac)-[0-9a-f]{4,10}-*")
+_TOKEN = re.compile(r"(?:host|net|user|name|secret|id|mac)-[0-9a-f]{4,10}")
+_ADDRESS_TOKEN = re.compile(r"(?<![\d.])2(?:4\d|5[0-5])(?:\.\d{1,3}){3}|2001:db8:")
 _RESERVED: dict[int, ipaddress.IPv4Network | ipaddress.IPv6Network] = {
     4: ipaddress.IPv4Network("240.0.0.0/4"),
     6: ipaddress.IPv6Network("2001:db8::/32"),
@@ -77,4 +78,9 @@ class Tokens:
 
 def is_token(value: str) -> bool:
     """Whether a value is a token: what was redacted once is not redacted again."""
-    return all(_TOKEN.fullmatch(part) for part in value.split("."))
+    return all(_TOKEN.fullmatch(part.rstrip("-")) for part in value.split("."))
+
+
+def holds_token(text: str) -> bool:
+    """Whether there is a token, or an address that stands for one, anywhere in a text."""
+    return _TOKEN.search(text) is not None or _ADDRESS_TOKEN.search(text) is not None

@@ -12,7 +12,7 @@ from vllmdiag.vllm.titles import identify
 if TYPE_CHECKING:
     from .draft import Draft, ProcessDraft
 
-NOBODY = 0
+NOBODY = -1
 """Pid of the process that stands for the server where evidence names none."""
 
 

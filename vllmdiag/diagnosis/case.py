@@ -9,6 +9,7 @@ from functools import cached_property
 from vllmdiag.model.base import Missing
 from vllmdiag.model.diagnosis import Confidence, Finding, Link, Severity, Subject
 from vllmdiag.vllm.instances import Member
+from vllmdiag.vllm.stages import READY_ORDER, stage_of
 
 from . import write
 from .activity import DEAD, STOPPED, Activity, activity_of
@@ -109,9 +110,17 @@ class Case:
         if by_port and (self.listening or not self.blind_to_servers):
             return not self.listening and not any(self.halted(s.pid) for s in scene.servers)
         seen = [e for e in alive_engines if self.acts[e.pid].seen]
+        if not alive_engines and scene.workers and scene.parents_unseen:
+            return any(self._in_start_up(w) for w in scene.workers)
         if not alive_engines:
             return bool(scene.instance.of("Launcher", "Driver")) and not scene.workers
         return bool(seen) and any(not self.in_loop(e) for e in seen)
+
+    def _in_start_up(self, worker: Member) -> bool:
+        """Its stack shows a stage of the start-up, where its engine is no part of the evidence."""
+        main = self.acts[worker.pid].main
+        stage = stage_of(main.frames, worker.role, self.scene.version) if main is not None else None
+        return stage is not None and stage.order < READY_ORDER
 
     # -- writing findings -------------------------------------------------------------------------------------------
 

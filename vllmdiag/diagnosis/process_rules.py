@@ -194,6 +194,8 @@ def _absent_workers(case: Case) -> Iterator[Finding]:
         if case.starting or scene.instance.orphaned:
             continue
         workers = scene.instance.workers_of(engine.pid)
+        if scene.snapshot.pasted and not (workers and all(scene.processes[m.pid].samples for m in (engine, *workers))):
+            continue  # no process table: who was not given may be there all the same
         expected = _expected_workers(case, engine)
         if len(workers) >= expected or not (workers or _has_workers_of_its_own(case, engine)):
             continue

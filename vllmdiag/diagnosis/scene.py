@@ -79,9 +79,10 @@ class Scene:
         if member is None:
             process = self.snapshot.process(pid)
             return Subject(role="Other", pid=pid, label=process.comm if process else f"pid {pid}")
+        shown = pid if pid > 0 else None  # pasted evidence of a server whose pid it does not tell
         rank = self.node_rank(pid)
         node = self.processes[pid].node or (f"node {rank}" if rank is not None else None)
-        return Subject(role=member.role, pid=pid, rank=member.ranks, label=member.label, node=node)
+        return Subject(role=member.role, pid=shown, rank=member.ranks, label=member.label, node=node)
 
     def node_rank(self, pid: int) -> int | None:
         """Number of the node that a member runs on, by the arguments of the tree it hangs in; None in a job of one."""

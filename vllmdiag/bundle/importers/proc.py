@@ -98,7 +98,10 @@ def _read_io(lines: Sequence[str], context: Context, draft: Draft) -> None:
         process.sample(process.next_look("io", context.look), **kept)
 
 
-_COUNTERS = re.compile(r"^\s*t\s*=?\s*(\d+)s?\s*:?\s+(?=\S*\d)((?:[\w.]+[ =:]+)?\d[\w\s=:.]*)$")
+_COUNTERS = re.compile(
+    r"^\s*t\s*=?\s*(\d+)s?\s*:?\s+"
+    r"((?:\d[\d.]*(?:\s+\d[\d.]*)*)|(?:(?:utime|stime|majflt|read_bytes|rchar|rss)[\s=:]+\d.*))\s*$"
+)
 _TICKS = {"utime", "stime"}
 _SAMPLE_FIELDS = {"utime", "stime", "majflt", "read_bytes", "rchar", "rss", "state"}
 
