@@ -9,6 +9,7 @@ SCHEMAS = (
     "snapshot/1",
     "bundle/1",
     "estimate/1",
+    "diff/1",
     "view/1",
     "instances/1",
     "removals/1",

@@ -26,6 +26,7 @@ VERBS = {
     "triage": "Pasted evidence in (files, archives, a bug report), verdict out.",
     "report": "The diagnosis as one page of HTML, drawn: for those who would rather look.",
     "capture": "All that can be seen, redacted, in one file to be judged elsewhere.",
+    "diff": "Two bundles compared, rank by rank.",
     "playbook": "What to do about a cause, found by its name or by a symptom.",
     "explain": "What a cause or a term means, in plain words.",
     "fleet diagnose": "One verdict over all nodes of an engine: Ray, ssh, kubectl, Slurm, or bundles.",

@@ -8,9 +8,11 @@ from vllmdiag.model.bundle import BUNDLE_SCHEMA, ESTIMATE_SCHEMA, Estimate, Mani
 from vllmdiag.model.check import BASELINE_SCHEMA, CHECK_SCHEMA, Baseline, CheckResult
 from vllmdiag.model.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
 from vllmdiag.model.fleet import FLEET_SCHEMA, FleetDiagnosis
+from vllmdiag.model.diff import DIFF_SCHEMA, Diff
 from vllmdiag.model.plan import PLAN_CHECK_SCHEMA, PLAN_SCHEMA, Plan, PlanCheck
 from vllmdiag.model.playbook import EXPLANATIONS_SCHEMA, PLAYBOOKS_SCHEMA, Explanations, Playbooks
 from vllmdiag.model.snapshot import SNAPSHOT_SCHEMA, Snapshot
+from vllmdiag.model.stacks import STACKS_SCHEMA, MergedStacks
 from vllmdiag.model.view import INSTANCES_SCHEMA, REMOVALS_SCHEMA, VIEW_SCHEMA, Instances, InstanceView, Removals
 
 DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
@@ -20,7 +22,9 @@ DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "snapshot": (SNAPSHOT_SCHEMA, Snapshot),
     "bundle": (BUNDLE_SCHEMA, Manifest),
     "estimate": (ESTIMATE_SCHEMA, Estimate),
+    "diff": (DIFF_SCHEMA, Diff),
     "view": (VIEW_SCHEMA, InstanceView),
+    "stacks": (STACKS_SCHEMA, MergedStacks),
     "instances": (INSTANCES_SCHEMA, Instances),
     "removals": (REMOVALS_SCHEMA, Removals),
     "playbooks": (PLAYBOOKS_SCHEMA, Playbooks),
