@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from .base import Fact
+from .base import Fact, Missing
 from .process import Frame
+
+STACKS_SCHEMA = "vllmdiag.stacks/1"
 
 
 class StackNode(Fact, frozen=True, kw_only=True):
@@ -27,3 +29,24 @@ class StackTree(Fact, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     nodes: tuple[StackNode, ...] = ()
     """By outermost frame; fewest processes first."""
+
+
+class MergedThread(Fact, frozen=True, kw_only=True):
+    """One tree, and who parts from the others in it."""
+
+    tree: StackTree
+    odd: tuple[str, ...] = ()
+    """Processes that part from most of those that have come the same way."""
+
+
+class MergedStacks(Fact, frozen=True, kw_only=True):
+    """All stacks of an instance, merged."""
+
+    schema: str = STACKS_SCHEMA
+    observed_at: str = ""
+    window_s: float = 0.0
+    node: str = ""
+    threads: tuple[MergedThread, ...] = ()
+    left_out: int = 0
+    """Threads that are asleep in nothing known."""
+    missing: tuple[Missing, ...] = ()

@@ -1,9 +1,10 @@
-"""`stacks`: what each process executes, equal stacks once, the odd ones first."""
+"""`stacks`: what each process executes, equal stacks once, the odd ones first; or all of them as one tree."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllmdiag.model.stacks import MergedStacks, MergedThread, StackNode
 from vllmdiag.model.view import InstanceView, StackView
 
 from .page import Page, Span, Style
@@ -65,3 +66,48 @@ def _group(page: Page, group: Sequence[StackView]) -> None:
         page.line(f"{frame.name} ({frame.file}:{frame.line})", indent=4)
     if len(first.frames) > limit:
         page.line(Span(f"… {len(first.frames) - limit} more", "dim"), indent=4)
+
+
+# -- merged -----------------------------------------------------------------------------------------------------------
+
+
+def merged_text(merged: MergedStacks, style: Style) -> str:
+    """Write the trees, outermost frames first; at each parting the smallest group first, for it is the odd one."""
+    page = Page(style)
+    for thread in merged.threads:
+        _tree(page, thread)
+    if merged.left_out:
+        page.gap()
+        page.line(Span(f"{plural(merged.left_out, 'other thread')} asleep in nothing we know: -v shows them", "dim"))
+    if not merged.threads:
+        page.line("no stack seen")
+    could_not_observe(page, merged.missing)
+    return page.text()
+
+
+def _tree(page: Page, thread: MergedThread) -> None:
+    tree = thread.tree
+    page.section(f"{tree.thread}: {plural(len(tree.labels), 'process')}")
+    if thread.odd:
+        page.line(
+            Span("! ", "warn"),
+            f"{fold_labels(thread.odd)} {'parts' if len(thread.odd) == 1 else 'part'} from the others",
+            indent=2,
+        )
+    for node in tree.nodes:
+        _branch(page, node, 2, set(thread.odd))
+
+
+def _branch(page: Page, node: StackNode, indent: int, odd: set[str]) -> None:
+    count = f" ({len(node.labels)})" if len(node.labels) > 1 else ""
+    apart = set(node.labels) <= odd
+    page.line(Span(f"{fold_labels(node.labels)}{count}", "warn" if apart else "head"), indent=indent)
+    left_out = 0 if page.style.verbose else max(0, len(node.frames) - _FRAMES)
+    if left_out:
+        page.line(Span(f"… {left_out} more", "dim"), indent=indent + 2)
+    for frame in node.frames[left_out:]:
+        page.line(f"{frame.name} ({frame.file}:{frame.line})", indent=indent + 2)
+    if node.meaning:
+        page.line(Span(f"-> {node.meaning}", "dim"), indent=indent + 2)
+    for child in node.children:
+        _branch(page, child, indent + 2, odd)

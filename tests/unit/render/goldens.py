@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.unit.check import results
 from tests.unit.render import samples
+from vllmdiag.diagnosis.merged_stacks import merged
 from vllmdiag.model.plan import Topology
 from vllmdiag.model.view import Instances, Removal
 from vllmdiag.plan.make import plan
@@ -23,7 +24,7 @@ from vllmdiag.render.plan import plan_text
 from vllmdiag.render.ps import instances_text, ps_text
 from vllmdiag.render.ring import ring_text
 from vllmdiag.render.shm import orphans_text, removals_text, shm_text
-from vllmdiag.render.stacks import stacks_text
+from vllmdiag.render.stacks import merged_text, stacks_text
 from vllmdiag.render.verdict import diagnosis_text
 
 DIRECTORY = Path(__file__).parent / "golden"
@@ -57,6 +58,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "ring.txt": lambda: ring_text(samples.instance(), _PLAIN),
     "ring-ascii.txt": lambda: ring_text(samples.instance(), Style(ascii=True)),
     "stacks.txt": lambda: stacks_text(samples.instance(), _PLAIN),
+    "stacks-merged.txt": lambda: merged_text(merged(samples.parted()), _PLAIN),
+    "stacks-merged.json": lambda: to_json(merged(samples.parted())),
     "stacks-verbose.txt": lambda: stacks_text(samples.instance(), Style(verbose=1)),
     "client.txt": lambda: client_text(samples.instance(), _PLAIN),
     "plan.txt": lambda: plan_text(plan(Topology(nodes=48, tp=8)), _PLAIN),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from vllmdiag.model.base import Missing
 from vllmdiag.model.diagnosis import (
     Cost,
@@ -431,6 +433,28 @@ def instance() -> InstanceView:
             Missing(what="stacks of pid 2863", why="py-spy gave no frame", next="vllmdiag stacks 2863 --window 10"),
         ),
     )
+
+
+def parted() -> InstanceView:
+    """Eight ranks in a collective, and one that is elsewhere."""
+    loop = Frame(name="worker_busy_loop", file="vllm/v1/executor/multiproc_executor.py", line=981)
+    step = Frame(name="execute_model", file="vllm/v1/worker/gpu_worker.py", line=612)
+    reduce = Frame(name="all_reduce", file="vllm/distributed/parallel_state.py", line=513)
+    sample = Frame(name="sample", file="vllm/v1/sample/sampler.py", line=88)
+    ranks = tuple(
+        StackView(
+            pid=2862 + rank,
+            label=f"Worker_TP{rank}",
+            thread="MainThread",
+            main=True,
+            dumps=3,
+            same=3,
+            frames=(sample if rank == 5 else reduce, step, loop),
+            meaning="" if rank == 5 else "in a collective",
+        )
+        for rank in range(9)
+    )
+    return msgspec.structs.replace(instance(), stacks=(*instance().stacks[:1], *ranks))
 
 
 def leftovers() -> InstanceView:
