@@ -89,16 +89,28 @@ class LogReader:
         self._first_lines: list[LogLine] = []
         self._last_lines: deque[LogLine] = deque(maxlen=_MAX_LINES)
 
-    def feed(self, number: int, line: str) -> None:
+    def feed(self, number: int, line: str, skipped: str = "") -> None:
         """One line.
 
         Args:
             number: from 1; 0 where it is not known.
             line: as it stands in the file, of any length.
+            skipped: lines before it that were left out; a line without a time is as old as the last of them.
         """
         self._number = number
-        for part in said(line):
+        parts = list(said(line))
+        if skipped and parts and parts[0].at is None:
+            self.pass_by(skipped)
+        for part in parts:
             self._take(part)
+
+    def pass_by(self, skipped: str) -> None:
+        """Lines that do not matter: only the time of the last one that tells it."""
+        for line in reversed(skipped.splitlines()):
+            timed = [part for part in said(line) if part.time]
+            if timed:
+                self._tick(timed[-1])
+                return
 
     def lines(self) -> tuple[LogLine, ...]:
         """The known lines as they stand, the first and the last ones."""

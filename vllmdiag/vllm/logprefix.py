@@ -193,6 +193,8 @@ _SURE = re.compile(rf"\([A-Za-z][\w.: =-]* pid=\d+|(?:{_LEVEL})(?::? +| \d\d-)|\
 
 def begins_as_log(line: str) -> bool:
     """The line has a prefix of a log, whatever else stands before it. Made for speed: most lines of a log are sure."""
+    if "\x1b" in line:
+        line = _ANSI.sub("", line)
     if _SURE.match(line):
         return True
     if line.startswith("{"):

@@ -19,6 +19,8 @@ BLOCK_BYTES = 1 << 20
 _AFTER_FRAME = 3
 """Lines after a frame of a traceback that may hold the exception: code, carets, and the exception itself."""
 _BEFORE_EXCEPTION = (b'File "', TRACEBACK.encode())
+_LOOK_BACK = 1 << 12
+"""Bytes before a line without a time in which the last time is looked for."""
 _MAX_LINE = 1 << 16
 """A line longer than this is cut."""
 
@@ -60,6 +62,8 @@ class Scanner:
         self._size = 0
         self._owed = 0
         self._rest = b""
+        self._passed = b""
+        """The end of what was left out before the next piece."""
 
     def feed(self, block: bytes) -> None:
         """Some bytes; they may end anywhere."""
@@ -76,6 +80,7 @@ class Scanner:
         if self._rest:
             self._read(self._rest + b"\n")
             self._rest = b""
+        self._reader.pass_by(self._passed.decode("utf-8", "replace"))
         lines = self._number - self._first
         return ScannedLog(self._reader.digest(lines=lines, size=self._size, whole=self._whole), self._reader.lines())
 
@@ -99,9 +104,13 @@ class Scanner:
             counted = begin
             if any(sign in line for sign in _BEFORE_EXCEPTION):
                 self._owed = _AFTER_FRAME
-            self._reader.feed(self._number if self._whole else 0, line.decode("utf-8", "replace"))
+            skipped = self._passed + data[max(at, begin - _LOOK_BACK) : begin]
+            self._passed = b""
+            number = self._number if self._whole else 0
+            self._reader.feed(number, line.decode("utf-8", "replace"), skipped.decode("utf-8", "replace"))
             at = end + 1
         self._number += data.count(b"\n", counted)
+        self._passed = (self._passed + data[at:])[-_LOOK_BACK:]
 
 
 def _starts(data: bytes) -> set[int]:
