@@ -92,9 +92,11 @@ class Tab:
         return [json.dumps(one["params"]) for one in self._events if one.get("method") in bad]
 
     def requests(self) -> list[str]:
-        """What was asked for since `open`."""
-        asked = (one for one in self._events if one.get("method") == "Network.requestWillBeSent")
-        return [one["params"]["request"]["url"] for one in asked]
+        """What was asked for since `open`, without what the policy of the page kept from being asked for."""
+        asked = [one["params"] for one in self._events if one.get("method") == "Network.requestWillBeSent"]
+        failed = [one["params"] for one in self._events if one.get("method") == "Network.loadingFailed"]
+        refused = {one["requestId"] for one in failed if one.get("blockedReason") == "csp"}
+        return [one["request"]["url"] for one in asked if one["requestId"] not in refused]
 
     def pdf(self) -> bytes:
         """The page on paper (A4)."""

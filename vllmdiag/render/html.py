@@ -48,7 +48,7 @@ _MAP_FROM = 9
 """Processes from which on the map of squares helps."""
 _MOST_CHARTS = 24
 """Of a recording alone."""
-_WIDEST = 1240.0
+_WIDEST = 1400.0
 """A drawing that is wider, CSS pixels, is hard to read on any screen: from top to bottom then."""
 _OPEN_NODES = 12
 """A tree of stacks with more nodes than this is closed at first."""
