@@ -119,7 +119,9 @@ class Case:
     def _in_start_up(self, worker: Member) -> bool:
         """Its stack shows a stage of the start-up, where its engine is no part of the evidence."""
         main = self.acts[worker.pid].main
-        stage = stage_of(main.frames, worker.role, self.scene.version) if main is not None else None
+        if main is None or any(f.name.rsplit(".", 1)[-1] == "worker_busy_loop" for f in main.frames):
+            return False
+        stage = stage_of(main.frames, worker.role, self.scene.version)
         return stage is not None and stage.order < READY_ORDER
 
     # -- writing findings -------------------------------------------------------------------------------------------
