@@ -6,6 +6,7 @@ SCHEMAS = (
     "diagnosis/1",
     "check/1",
     "baseline/1",
+    "event/1",
     "snapshot/1",
     "bundle/1",
     "estimate/1",

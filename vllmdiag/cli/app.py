@@ -15,6 +15,8 @@ from vllmdiag.model.errors import ExitCode
 VERBS = {
     "diagnose": "Name the first blocker: the verdict, its evidence and the next step.",
     "check": "One line and an exit code: for probes, pipelines and monitoring.",
+    "watch": "Live view; captures a stall before a restart destroys the evidence.",
+    "replay": "A recording of watch, again.",
     "ps": "Processes of the instance: tree, roles, ranks, states.",
     "endpoints": "Sockets between them: who binds, who is connected, what waits.",
     "shm": "Shared memory: capacity, who holds what, what is orphaned.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from vllmdiag.model.base import known
 from vllmdiag.model.http import MetricsScrape
@@ -120,24 +120,53 @@ def _member(case: Case, member: Member) -> MemberView:
     )
 
 
+def live_view(snapshot: Snapshot) -> InstanceView:
+    """Members and rings alone: what changes from second to second. Cheap."""
+    scene = scene_of(snapshot)
+    if scene is None:
+        return InstanceView(observed_at=snapshot.observed_at, node=snapshot.node.hostname)
+    case = Case(scene)
+    return InstanceView(
+        observed_at=snapshot.observed_at,
+        window_s=snapshot.window_s,
+        vllm_version=scene.version,
+        model=scene.options.model if scene.options is not None else None,
+        node=snapshot.node.hostname,
+        port=next(iter(scene.http_ports), None),
+        members=tuple(_member(case, m) for m in scene.instance.members),
+        rings=tuple(_ring(case, r) for r in case.rings),
+    )
+
+
 def _ring(case: Case, ring: Ring) -> RingView:
-    segment = ring.segment
-    polled = segment.polled_s
-    heads = next((h for h in segment.heads if h.chunk_bytes == ring.geometry.chunk_bytes), None)
     remote = 0
     options = case.scene.options
     if ring.queue == "broadcast" and options is not None and options.nnodes > 1 and ring.writer is not None:
         remote = max(0, options.world_size - ring.geometry.n_readers)
+    return ring_view(ring, case.label, remote)
+
+
+def ring_view(ring: Ring, name: Callable[[int], str], remote_readers: int = 0) -> RingView:
+    """A ring as people look at it.
+
+    Args:
+        ring: over a window.
+        name: label of a pid.
+        remote_readers: readers on other machines, which have no flag.
+    """
+    segment = ring.segment
+    polled = segment.polled_s
+    heads = next((h for h in segment.heads if h.chunk_bytes == ring.geometry.chunk_bytes), None)
     return RingView(
         segment=segment.name + (" (deleted)" if segment.deleted else ""),
         queue=QUEUE_WORDS[ring.queue],
         geometry=ring.geometry,
         geometry_known_by=ring.geometry_known_by + (", writer confirmed by sockets" if ring.writer_confirmed else ""),
-        writer=party(case, ring.writer) if ring.writer is not None else None,
+        writer=Party(label=name(ring.writer), pid=ring.writer) if ring.writer is not None else None,
         readers=tuple(
             ReaderView(
                 index=k,
-                party=party(case, pid) if pid is not None else None,
+                party=Party(label=name(pid), pid=pid) if pid is not None else None,
                 lag=ring.last.lag[k] if ring.last is not None else 0,
                 unread_s=round(ring.still_s, 3) if k in ring.stuck and ring.still_s is not None else None,
                 took=ring.taken[k],
@@ -146,7 +175,7 @@ def _ring(case: Case, ring: Ring) -> RingView:
         ),
         last=ring.last,
         motion=_motion(ring),
-        summary=_ring_words(case, ring),
+        summary=_ring_words(ring, name),
         moved=ring.moved,
         messages=ring.published,
         rate=round(ring.published / polled, 1) if polled > 0 and ring.sampled else None,
@@ -155,7 +184,7 @@ def _ring(case: Case, ring: Ring) -> RingView:
         polled_s=round(polled, 3),
         overflow_slots=tuple(i for i, head in enumerate(heads.heads) if head[:1] == b"\x01") if heads else (),
         peeked=segment.peeked,
-        remote_readers=remote,
+        remote_readers=remote_readers,
         missing=segment.missing,
     )
 
@@ -172,7 +201,7 @@ def _motion(ring: Ring) -> Motion:
     return "stuck" if ring.stuck else "idle"
 
 
-def _ring_words(case: Case, ring: Ring) -> str:
+def _ring_words(ring: Ring, name: Callable[[int], str]) -> str:
     if ring.last is None or ring.last.problems:
         return ring.last.problems[0] if ring.last is not None else "flags not readable"
     if ring.moved:
@@ -182,7 +211,7 @@ def _ring_words(case: Case, ring: Ring) -> str:
     words = []
     for reader, slots in ring.stuck.items():
         pid = ring.readers[reader] if reader < len(ring.readers) else None
-        who = case.label(pid) if pid is not None else f"reader {reader}"
+        who = name(pid) if pid is not None else f"reader {reader}"
         words.append(f"{len(slots)} of {ring.geometry.chunks} slots unread by {who}")
     return "; ".join(words) + (f" for at least {ring.still_s:.1f} s" if ring.still_s else "")
 

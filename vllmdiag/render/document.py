@@ -14,11 +14,13 @@ from vllmdiag.model.playbook import EXPLANATIONS_SCHEMA, PLAYBOOKS_SCHEMA, Expla
 from vllmdiag.model.snapshot import SNAPSHOT_SCHEMA, Snapshot
 from vllmdiag.model.stacks import STACKS_SCHEMA, MergedStacks
 from vllmdiag.model.view import INSTANCES_SCHEMA, REMOVALS_SCHEMA, VIEW_SCHEMA, Instances, InstanceView, Removals
+from vllmdiag.model.watch import EVENT_SCHEMA, Event
 
 DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "diagnosis": (DIAGNOSIS_SCHEMA, Diagnosis),
     "check": (CHECK_SCHEMA, CheckResult),
     "baseline": (BASELINE_SCHEMA, Baseline),
+    "event": (EVENT_SCHEMA, Event),
     "snapshot": (SNAPSHOT_SCHEMA, Snapshot),
     "bundle": (BUNDLE_SCHEMA, Manifest),
     "estimate": (ESTIMATE_SCHEMA, Estimate),

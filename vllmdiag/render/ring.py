@@ -20,6 +20,7 @@ MOTION: dict[Motion, tuple[str, Role]] = {
     "broken": ("✗ impossible flags", "bad"),
     "unknown": ("? not known", "warn"),
 }
+"""Mark and word of each motion."""
 """Mark and word of a motion, and its role."""
 _BAND = 64
 """Slots in one row of the grid."""
@@ -63,8 +64,7 @@ def _ring(page: Page, ring: RingView) -> None:
         return
     for problem in ring.last.problems:
         page.line(Span("! ", "bad"), problem, indent=2)
-    for start in range(0, len(ring.last.slots), _BAND):
-        _grid(page, ring, ring.last, start)
+    grid(page, ring, ring.last)
     if ring.overflow_slots:
         slots = ("slot " if len(ring.overflow_slots) == 1 else "slots ") + fold(ring.overflow_slots)
         page.line(f"too large for the slot, sent over the socket: {slots}", indent=2)
@@ -89,6 +89,18 @@ def traffic(ring: RingView) -> str:
     rate = f"{number(round(ring.rate, 1))} messages/s" if ring.rate else "no message"
     still = f", still for {duration(ring.still_s)}" if ring.still_s is not None and not ring.rate else ""
     return f"{rate}{still} ({number(ring.polls)} polls in {duration(ring.polled_s)})"
+
+
+def order(rings: Sequence[RingView]) -> list[RingView]:
+    """Those that do not move first."""
+    motions: list[Motion] = ["broken", "full", "stuck", "unknown", "moving", "idle"]
+    return sorted(rings, key=lambda ring: motions.index(ring.motion))
+
+
+def grid(page: Page, ring: RingView, last: RingState) -> None:
+    """Draw the slots of a ring: one character a slot and reader, equal readers once."""
+    for start in range(0, len(last.slots), _BAND):
+        _grid(page, ring, last, start)
 
 
 def _grid(page: Page, ring: RingView, last: RingState, start: int) -> None:

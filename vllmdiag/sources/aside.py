@@ -24,6 +24,11 @@ class Aside:
         except BaseException as error:  # noqa: BLE001  handed to the thread that waits for the result
             self._error = error
 
+    @property
+    def done(self) -> bool:
+        """It has ended, well or not."""
+        return not self._thread.is_alive()
+
     def join(self) -> None:
         """Wait for the end; raises what the work raised."""
         self._thread.join()

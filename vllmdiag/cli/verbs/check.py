@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from vllmdiag.cli.look import evidence, live_only
 from vllmdiag.cli.options import Common
 from vllmdiag.cli.output import progress
 from vllmdiag.model.check import Baseline, CheckResult
@@ -139,15 +140,20 @@ def run(
         )
         say = progress(common.output.verbose)
         if listen is not None:
+            live_only(common, "--listen")
             from vllmdiag.watch.exporter import serve
 
             look = on_this_machine(common.target, common.port, say)
             serve(listen, lambda: check(question, look), every, _to_stderr)
             return ExitCode.OK
-        try:
-            result = check(question, on_this_machine(common.target, common.port, say, started()))
-        finally:
-            say("")
+        if common.source is not None:
+            held = evidence(common).snapshot
+            result = check(question, lambda _window_s: held)
+        else:
+            try:
+                result = check(question, on_this_machine(common.target, common.port, say, started()))
+            finally:
+                say("")
         if write_baseline and baseline is not None:
             write(baseline_of(result.diagnosis), baseline)
             return ExitCode.OK

@@ -1,0 +1,221 @@
+"""One server from the first look to its end: rounds, looks where something is odd, captures, events."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+import msgspec
+
+from vllmdiag.diagnosis.judge import diagnose
+from vllmdiag.diagnosis.view import live_view
+from vllmdiag.model.diagnosis import Verdict
+from vllmdiag.model.errors import VllmdiagError
+from vllmdiag.model.snapshot import Snapshot
+from vllmdiag.model.view import InstanceView
+from vllmdiag.model.watch import EventKind, Frame
+from vllmdiag.render.live import title
+from vllmdiag.sources.window import now
+
+from .budget import Budget
+from .evidence import Commands, Evidence
+from .look import Looked, Looks
+from .outlet import Outlet
+from .sampler import Sampler
+from .trigger import Reason, Signs, Trigger, signs_of
+
+_SHARE = 0.025
+"""Of one core, for close looks; sampling takes about as much again."""
+_SOON_S = 4.0
+"""While a server starts, its members and rings are looked for this often, as far as the budget allows."""
+_REFRESH_S = 60.0
+"""What changes slowly (sockets, what each member does) is seen anew this often; for a terminal more often."""
+_REFRESH_SHOWN_S = 20.0
+_PAST_ROUNDS = 3
+"""Rounds before a capture that go into the bundle."""
+_SHORT_WINDOW_S = 1.0
+_GONE = ("", "Z", "X")
+_KIND: dict[Reason, EventKind] = {"died": "died", "long-wait": "long-wait", "stall": "stall", "still": "stall"}
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks of `watch`."""
+
+    hz: float = 100.0
+    stall_s: float = 10.0
+    round_s: float = 1.0
+    status_s: float = 10.0
+    """How often a ``status`` event is given."""
+    logs: tuple[str, ...] = ()
+
+
+class Generation:
+    """The watching of one server.
+
+    Args:
+        plan: how.
+        first: a look at it.
+        evidence: where bundles go.
+        commands: what is run when one was captured.
+        outlet: is told everything.
+        stop: ends the watching within a moment.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        first: Looked,
+        evidence: Evidence,
+        commands: Commands,
+        outlet: Outlet,
+        stop: threading.Event,
+    ) -> None:
+        self._plan, self._evidence, self._commands = plan, evidence, commands
+        self._outlet, self._stop = outlet, stop
+        self._budget = Budget(_SHARE)
+        self._looks = Looks(self._budget)
+        self._trigger = Trigger(plan.stall_s)
+        self._sampler = Sampler(first.snapshot, plan.hz, plan.logs)
+        self._seen = first
+        self._seen_at = 0.0
+        self._at = now()
+        self._began = time.monotonic()
+        self._past: deque[Snapshot] = deque(maxlen=_PAST_ROUNDS)
+        self._messages = 0
+        self._status_at = 0.0
+
+    def run(self) -> None:
+        """Watch until the server has ended or it is time to stop."""
+        target = self._seen.diagnosis.target
+        self._outlet.event(
+            "watching",
+            f"{len(self._seen.snapshot.target_pids)} processes, {self._seen.diagnosis.verdict.summary}",
+            pid=self._seen.snapshot.target_pids[0],
+            port=target.port,
+            vllm_version=target.vllm_version,
+        )
+        if self._seen.diagnosis.verdict.status == "critical":  # it was broken before anybody watched
+            self._judge("still", self._seen)
+        while not self._stop.is_set():
+            t = self._t()
+            snapshot = self._sampler.round(self._plan.round_s, self._stop.wait)
+            self._take_in(snapshot, live_view(snapshot), t)
+            if not _living(snapshot):
+                self._outlet.event("ended", "the server has ended")
+                return
+
+    def _t(self) -> float:
+        return time.monotonic() - self._began
+
+    def _take_in(self, snapshot: Snapshot, view: InstanceView, t: float) -> None:
+        self._outlet.round(snapshot, view, self._at, t)
+        signs = signs_of(snapshot, self._t())
+        reason = self._trigger.feed(signs)
+        if reason == "died":
+            self._died(snapshot)
+        elif reason is not None:
+            urgent = reason != "still"
+            self._look(snapshot, self._window_s(), reason, urgent=urgent)
+        elif self._trigger.recovered(signs):
+            self._outlet.event("recovered", "every engine moves again")
+        elif signs.t - self._seen_at >= self._refresh_s():
+            self._look(snapshot, _SHORT_WINDOW_S, None, urgent=False)
+        self._digest()
+        self._past.append(snapshot)
+        self._report(view, signs)
+        for code in self._commands.ended():
+            self._outlet.event("command", f"the command has ended with {code}", exit_code=code)
+
+    def _look(self, snapshot: Snapshot, window_s: float, reason: Reason | None, *, urgent: bool) -> None:
+        living = _living(snapshot)
+        if living:
+            self._looks.start(living[0], window_s, reason, urgent=urgent)
+
+    def _window_s(self) -> float:
+        """Window of a look: the longer nothing may move, the longer there is time to prove it."""
+        return min(3.0, max(1.0, self._plan.stall_s / 2))
+
+    def _refresh_s(self) -> float:
+        if self._seen.diagnosis.verdict.cause == "starting":
+            return _SOON_S
+        return _REFRESH_SHOWN_S if self._outlet.seen else _REFRESH_S
+
+    def _digest(self) -> None:
+        """Take in what a look has given."""
+        result = self._looks.result()
+        if not isinstance(result, Looked):  # none, or the server has gone: the next round shows it
+            return
+        self._seen, self._seen_at = result, self._t()
+        self._sampler.rebase(result.snapshot)
+        if result.reason is not None:
+            self._judge(result.reason, result)
+
+    def _judge(self, reason: Reason, looked: Looked) -> None:
+        new, recovered = self._trigger.judged(reason, looked.diagnosis)
+        if recovered:
+            self._outlet.event("recovered", looked.diagnosis.verdict.summary)
+        if new:
+            self._capture(reason, looked)
+
+    def _died(self, snapshot: Snapshot) -> None:
+        """A member has ended: what the round shows is judged at once, for the rest may follow within the second."""
+        looked = Looked("died", snapshot, diagnose(snapshot))
+        self._judge("died", looked)
+        self._look(snapshot, _SHORT_WINDOW_S, None, urgent=True)
+
+    def _capture(self, reason: Reason, looked: Looked) -> None:
+        verdict = looked.diagnosis.verdict
+        still = self._trigger.still_s(self._t())
+        about = {
+            "cause": verdict.cause,
+            "layer": verdict.layer,
+            "subject": verdict.subject,
+            "confidence": verdict.confidence,
+        }
+        self._outlet.event(_KIND[reason], verdict.summary, since_s=round(still, 1), **about)
+        try:
+            path = self._evidence.capture([*self._past, looked.snapshot], verdict.cause)
+            self._outlet.event("captured", path, bundle=path, **about)
+            self._commands.start(path, looked.diagnosis)
+        except (VllmdiagError, OSError) as error:
+            why = error.why if isinstance(error, VllmdiagError) else ""
+            self._outlet.event("problem", f"{error}: {why}" if why else str(error))
+
+    def _report(self, view: InstanceView, signs: Signs) -> None:
+        self._messages += sum(ring.messages for ring in view.rings)
+        if signs.t - self._status_at >= self._plan.status_s:
+            rate = self._messages / (signs.t - self._status_at)
+            still = self._trigger.still_s(signs.t)
+            words = f"{rate:.1f} messages/s" if self._messages else f"nothing has moved for {still:.0f} s"
+            self._outlet.event("status", words, messages_per_s=round(rate, 1), since_s=round(still, 1))
+            self._messages, self._status_at = 0, signs.t
+        if self._outlet.seen:
+            self._outlet.picture(self._frame(view, signs))
+
+    def _frame(self, view: InstanceView, signs: Signs) -> Frame:
+        moving = sum(ring.rate or 0.0 for ring in view.rings)
+        still = self._trigger.still_s(signs.t)
+        verdict = self._seen.diagnosis.verdict
+        return Frame(
+            title=title(view),
+            at=now(),
+            t=signs.t,
+            status=_status(verdict, moving),
+            bad=verdict.status == "critical" and self._trigger.incident is not None,
+            still_s=still if still >= self._plan.round_s else None,
+            messages_per_s=moving,
+            doing_age_s=signs.t - self._seen_at,
+            view=view,
+        )
+
+
+def _living(snapshot: Snapshot) -> list[int]:
+    return [p.pid for p in snapshot.processes if p.pid in snapshot.target_pids and p.state not in _GONE]
+
+
+def _status(verdict: Verdict, moving: float) -> str:
+    """What the last look has said, unless messages have moved since."""
+    if moving and verdict.status == "ok":
+        return "serving: messages move"
+    return f"{verdict.cause}: {verdict.summary}"
