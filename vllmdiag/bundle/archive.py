@@ -204,10 +204,10 @@ class _Joined(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         if size < 0:
             data, self._head = self._head + self._rest.read(), b""
-        elif self._head:
-            data, self._head = self._head[:size], self._head[size:]
         else:
-            data = self._rest.read(size)
+            data, self._head = self._head[:size], self._head[size:]
+            if len(data) < size:
+                data += self._rest.read(size - len(data))
         self.count += len(data)
         return data
 
