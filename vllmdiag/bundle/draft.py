@@ -223,7 +223,15 @@ class Draft:
     @property
     def empty(self) -> bool:
         """Nothing that can be judged."""
-        values = (*self.lists.values(), self.processes, self.sockets, self.files, self.scrapes, self._mounts, self.single)
+        values = (
+            *self.lists.values(),
+            self.processes,
+            self.sockets,
+            self.files,
+            self.scrapes,
+            self._mounts,
+            self.single,
+        )
         return not (any(values) or self.gpu.told)
 
     def finish(self) -> Snapshot:

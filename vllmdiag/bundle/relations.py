@@ -1,4 +1,4 @@
-"""Who is who in pasted evidence, as far as one piece tells it of a process of another: rings name workers, words nobody.
+"""Who is who in pasted evidence, as far as one piece of it tells something of a process of another.
 
 Nothing is guessed here: a ring dump says which pid writes and which reads, and an engine writes the broadcast ring.
 """
@@ -23,7 +23,7 @@ def relate(draft: Draft) -> None:
 
 
 def _place_nobody(draft: Draft) -> None:
-    """Limits or an environment that name no process are those of the server: its API server, engine, or only process."""
+    """Limits or an environment that name no process are those of the server: of its API server, or of its engine."""
     nobody = draft.processes.get(NOBODY)
     others = [p for pid, p in draft.processes.items() if pid != NOBODY]
     if nobody is None or not others:
@@ -58,7 +58,9 @@ def _roles_from_rings(draft: Draft) -> None:
         if claim is None:
             continue
         queue = claim.queue or ("broadcast" if claim.n_readers > 1 else "")
-        writes, reads = {"broadcast": ("EngineCore", "Worker"), "response": ("Worker", "EngineCore")}.get(queue, ("", ""))
+        writes, reads = {"broadcast": ("EngineCore", "Worker"), "response": ("Worker", "EngineCore")}.get(
+            queue, ("", "")
+        )
         parties = [(claim.writer, writes), *((reader, reads) for reader in claim.readers)]
         seen = [pid for pid, _ in parties if pid in listed]
         for pid, role in parties:

@@ -1,4 +1,4 @@
-"""Control groups as text: the files of /sys/fs/cgroup with their names in front, or after the command that read them."""
+"""Control groups as text: files of /sys/fs/cgroup, with their names in front or after the command that read them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ _FILES = (
     " memory.max_usage_in_bytes cpu.max cpu.stat cgroup.events cgroup.freeze cgroup.procs freezer.state cpuset.cpus"
 )
 _NAMES = "|".join(re.escape(name) for name in _FILES.split())
-_LINE = re.compile(rf"^\s*(?:/\S*/)?(?P<file>{_NAMES})\s*[:=]?\s+(?P<rest>\S.*?)\s*$|^\s*(?:/\S*/)?(?P<file2>{_NAMES}):(?P<rest2>\S.*?)\s*$")
-_KEYED = re.compile(r"^\s*(?P<key>oom_kill|oom|oom_group_kill|low|high|max|nr_throttled|nr_periods|throttled_usec|throttled_time|frozen|populated|shmem|total_shmem|under_oom|oom_kill_disable)\s+(?P<value>\d+)\s*$")
+_LINE = re.compile(
+    rf"^\s*(?:/\S*/)?(?P<file>{_NAMES})(?:\s*[:=]?\s+|:)(?P<rest>\S.*?)\s*$"
+)
+_KEYED = re.compile(
+    r"^\s*(?P<key>oom_kill|oom|oom_group_kill|low|high|max|nr_throttled|nr_periods|throttled_usec|throttled_time|frozen"
+    r"|populated|shmem|total_shmem|under_oom|oom_kill_disable)\s+(?P<value>\d+)\s*$"
+)
 _BARE = re.compile(r"^\s*(?:max|\d+|THAWED|FROZEN|FREEZING)\s*$")
 _IN_HEADER = re.compile(rf"(?:^|[/\s])({_NAMES})(?:\s|$)")
 _MEMBERSHIP = re.compile(r"^\s*(?P<id>\d+):(?P<controllers>[\w,=]*):(?P<path>/\S*)\s*$")
@@ -47,8 +52,8 @@ def _read(lines: Sequence[str], context: Context, draft: Draft) -> None:
                 facts["path"] = member["path"]
                 facts["version"] = 1 if member["controllers"] else 2
         elif named is not None:
-            file, rest = (named["file"] or named["file2"]), (named["rest"] or named["rest2"])
-            _fact(facts, file, rest)
+            file = named["file"]
+            _fact(facts, file, named["rest"])
         elif keyed is not None and file:
             _fact(facts, file, f"{keyed['key']} {keyed['value']}")
         elif _BARE.match(line) and file:

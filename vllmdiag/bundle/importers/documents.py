@@ -1,4 +1,4 @@
-"""Evidence that is one JSON document: what py-spy dump --json writes, a snapshot of ours. Read as a whole, by its shape."""
+"""Evidence that is one JSON document, such as py-spy dump --json writes: read as a whole, by its shape."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _opens(line: str, context: Context) -> bool:
     text = line.strip()
     if text in ("[", "{", "[{"):
         return True
-    return text.startswith(("[{", "{\"")) and (context.line <= 1 or text.endswith(("[", "{", ",", "}", "]")))
+    return text.startswith(("[{", '{"')) and (context.line <= 1 or text.endswith(("[", "{", ",", "}", "]")))
 
 
 def _reader(context: Context, draft: Draft) -> Reader:

@@ -143,7 +143,12 @@ def _known(title: str) -> bool:
 
 
 def _is_title(line: str, context: Context) -> bool:
-    return "," in line and sum(map(_known, _titles(line))) >= 1 and not _NUMBER.match(line.strip())
+    return (
+        "," in line
+        and "--query" not in line
+        and sum(map(_known, _titles(line))) >= 1
+        and not _NUMBER.match(line.strip())
+    )
 
 
 def _asked(context: Context) -> list[str]:
@@ -218,7 +223,9 @@ def _read_table(lines: Sequence[str], context: Context, draft: Draft) -> None:
             draft.gpu.driver("nvidia", version=found["driver"], runtime=found["cuda"] or "")
         elif found := _DEAD.search(line):
             index = int(found["index"]) if found["index"] else None
-            draft.gpu.device(context.node, index, found["bus"]).trouble("lost", "fell off the bus, or is not answered for")
+            draft.gpu.device(context.node, index, found["bus"]).trouble(
+                "lost", "fell off the bus, or is not answered for"
+            )
         elif found := _FIRST.match(line):
             device = draft.gpu.device(context.node, int(found["index"]), found["bus"])
             device.say(name=found["name"].strip())

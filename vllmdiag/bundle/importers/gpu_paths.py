@@ -118,9 +118,14 @@ def _read_iommu(lines: Sequence[str], context: Context, draft: Draft) -> None:
 
 # -- the NVSwitch fabric ----------------------------------------------------------------------------------------------
 
-_ACTIVE = re.compile(r"^\s*Active:\s*(?P<state>\w+)(?: \((?P<detail>[\w-]+)\))?|^\s*(?P<bare>active|inactive|failed|activating|unknown)\s*$")
+_ACTIVE = re.compile(
+    r"^\s*Active:\s*(?P<state>\w+)(?: \((?P<detail>[\w-]+)\))?|^\s*(?P<bare>active|inactive|failed|activating|unknown)\s*$"
+)
 _FABRIC = re.compile(r"nvidia-fabricmanager|nv-fabricmanager|\bfabric ?manager\b", re.IGNORECASE)
-_STATE = re.compile(r"(?:GPU\s*(?P<index>\d+)\D.*?)?\bfabric\b.*?(?:state)?\s*[:=]?\s*(?P<state>not started|in progress|completed)", re.IGNORECASE)
+_STATE = re.compile(
+    r"(?:GPU\s*(?P<index>\d+)\D.*?)?\bfabric\b.*?(?:state)?\s*[:=]?\s*(?P<state>not started|in progress|completed)",
+    re.IGNORECASE,
+)
 _ABSENT = re.compile(r"could not be found|not[- ]found|not installed|not running|no such", re.IGNORECASE)
 
 

@@ -13,11 +13,15 @@ from .format import Context, block
 
 _METHOD = r"(?P<method>GET|POST|HEAD|PUT|DELETE)"
 _LINE = re.compile(
-    rf"^\s*{_METHOD}\s+(?P<url>\S*?/\S*?):?(?:\s+\([^)]*\))?\s*(?:->|:|=>)?\s+(?P<rest>(?:HTTP/\d\S*\s+)?(?:[1-5]\d\d\b|no |time|refus|reset|hang|fail|error|empty|conn).*)$",
+    rf"^\s*{_METHOD}\s+(?P<url>\S*?/\S*?):?(?:\s+\([^)]*\))?\s*(?:->|:|=>)?\s+"
+    r"(?P<rest>(?:HTTP/\d\S*\s+)?(?:[1-5]\d\d\b|no |time|refus|reset|hang|fail|error|empty|conn).*)$",
     re.IGNORECASE,
 )
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|seconds|m|min)\b")
-_CURL = re.compile(rf"^\s*(?:>\s*{_METHOD}\s+(?P<path>/\S*)\s+HTTP/|\*\s+(?:Trying|Connected to|Host )|<\s*HTTP/\S+\s+\d+|curl: \(\d+\)|HTTP/\d\S*\s+[1-5]\d\d)")
+_CURL = re.compile(
+    rf"^\s*(?:>\s*{_METHOD}\s+(?P<path>/\S*)\s+HTTP/|\*\s+(?:Trying|Connected to|Host )|<\s*HTTP/\S+\s+\d+"
+    r"|curl: \(\d+\)|HTTP/\d\S*\s+[1-5]\d\d)"
+)
 _CURL_GOES_ON = re.compile(r"^\s*(?:[*<>{}]|curl: \(\d+\)|HTTP/|[A-Za-z-]+: |data: |\s*[\d-]+ +[\d.]+[kMG]? )")
 _REQUEST = re.compile(rf"^\s*>\s*{_METHOD}\s+(?P<path>/\S*)")
 _STATUS = re.compile(r"^\s*(?:<\s*)?HTTP/\S+\s+(?P<status>\d{3})")
@@ -27,7 +31,8 @@ _CONNECTED = re.compile(r"\*\s+(?:Connected to \S+ \(\S+\) port|Trying \S+:)\s*(
 _VERSION = re.compile(r'"version"\s*:\s*"([\w.+-]+)"')
 _CURL_ERRORS = {"7": "refused", "28": "timeout", "52": "reset", "56": "reset", "35": "tls", "60": "tls"}
 _DELAY = re.compile(
-    r"first (?:byte|token|chunk)\s*(?:at|after|t=|:|=|came after)?\s*(?:t=)?\s*(?P<first>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)\b",
+    r"first (?:byte|token|chunk)\s*(?:at|after|t=|:|=|came after)?\s*(?:t=)?\s*"
+    r"(?P<first>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)\b",
     re.IGNORECASE,
 )
 
@@ -163,7 +168,18 @@ def _opens_client(line: str, context: Context) -> bool:
 
 
 FORMATS = (
-    block("HTTP probe", lambda line, _: _LINE.match(line) is not None, lambda line, _: _LINE.match(line) is not None, _read_lines, names=("http", "probe", "curl")),
-    block("curl -v", lambda line, _: _CURL.match(line) is not None, lambda line, _: not line.strip() or _CURL_GOES_ON.match(line) is not None or _VERSION.search(line) is not None, _read_curl),
+    block(
+        "HTTP probe",
+        lambda line, _: _LINE.match(line) is not None,
+        lambda line, _: _LINE.match(line) is not None,
+        _read_lines,
+        names=("http", "probe", "curl"),
+    ),
+    block(
+        "curl -v",
+        lambda line, _: _CURL.match(line) is not None,
+        lambda line, _: not line.strip() or _CURL_GOES_ON.match(line) is not None or _VERSION.search(line) is not None,
+        _read_curl,
+    ),
     block("a client's times", _opens_client, _opens_client, _read_client, names=("client",)),
 )

@@ -12,7 +12,9 @@ from vllmdiag.vllm.metrics import METRICS
 from .format import Context, block
 
 _OPENS = re.compile(rf"^\s*(?:#\s+(?:HELP|TYPE)\s+\S+|{METRICS.prefix}\w+(?:\{{.*\}})?\s+[-+\d.eE]+\s*$)")
-_GOES_ON = re.compile(r"^\s*(?:#\s+(?:HELP|TYPE|EOF)|[a-zA-Z_:][\w:]*(?:\{.*\})?\s+(?:[-+]?[\d.]+(?:[eE][-+]?\d+)?|NaN|[-+]?Inf)(?:\s+\d+)?\s*$)")
+_GOES_ON = re.compile(
+    r"^\s*(?:#\s+(?:HELP|TYPE|EOF)|[a-zA-Z_:][\w:]*(?:\{.*\})?\s+(?:[-+]?[\d.]+(?:[eE][-+]?\d+)?|NaN|[-+]?Inf)(?:\s+\d+)?\s*$)"
+)
 _PORT = re.compile(r":(\d{2,5})/metrics")
 
 
@@ -41,5 +43,11 @@ def _pages(lines: Sequence[str]) -> list[list[str]]:
 
 
 FORMATS = (
-    block("/metrics", lambda line, _: _OPENS.match(line) is not None, lambda line, _: not line.strip() or _GOES_ON.match(line) is not None, _read, names=("metrics",)),
+    block(
+        "/metrics",
+        lambda line, _: _OPENS.match(line) is not None,
+        lambda line, _: not line.strip() or _GOES_ON.match(line) is not None,
+        _read,
+        names=("metrics",),
+    ),
 )

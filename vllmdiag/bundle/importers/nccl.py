@@ -21,7 +21,7 @@ from .format import Context, block
 
 _OPENS = re.compile(r"^(?:NCCL version \S+ compiled with CUDA|Job summary\s*$)")
 _GOES_ON = re.compile(
-    r"^(?:\s|$|=|Job summary|Communicators|Group|Errors|Warnings|INCOMPLETE|DEAD|TIMEOUT|MISMATCH|ERROR|CUDA runtime"
+    r"^(?:\s|$|=|\(total\)|Job summary|Communicators|Group|Errors|Warnings|INCOMPLETE|DEAD|TIMEOUT|MISMATCH|ERROR|CUDA runtime"
     r"|#\d+-\d+|Collecting|Process|Rank)"
 )
 
@@ -51,7 +51,9 @@ _LINE = re.compile(
     r"(?:\s+state (?P<state>\w+))?(?:\s+ranks joined: \{(?P<joined>[^}]*)\})?(?:\s+missing ranks: \{(?P<missing>[^}]*)\})?"
 )
 _NOT_ALL = re.compile(r"Not all ranks joining collective,? (?:sequence number: )?(?P<seq>\d+)")
-_DETAIL = re.compile(r"^\s*(?P<key>group info|collective|missing ranks|expected ranks|collective state)[:\s]\s*(?P<value>.+)$")
+_DETAIL = re.compile(
+    r"^\s*(?P<key>group info|collective|missing ranks|expected ranks|collective state)[:\s]\s*(?P<value>.+)$"
+)
 _CULPRIT = re.compile(r"[Cc]ulprit rank (?P<rank>\d+)[;,]\s*(?:[Ee]rror type: (?P<type>\w+),?)?\s*(?P<why>.*)")
 _ERRORS = re.compile(r"Collective sequence number: (?P<seq>\d+) has errors")
 _KINDS = re.compile(r"[Ee]xpected \w[\w ]*: '(?P<wanted>[^']*)'.*?found \w[\w ]*: '(?P<found>[^']*)'")

@@ -1,4 +1,4 @@
-"""Names and addresses: /etc/hosts, ip addr (long and -br), ifconfig, routes; and what `ray status` says of its nodes."""
+"""Names and addresses: /etc/hosts, ip addr (long and -br), ifconfig; and what `ray status` says of its nodes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from vllmdiag.model.startup import HostName, Interface, RayStatus
 from .format import Context, block
 
 _IP = r"(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]*:[0-9a-fA-F:]+)"
-_BRIEF = re.compile(rf"^\s*(?P<name>[\w@.-]+)\s+(?P<state>UP|DOWN|UNKNOWN|LOWERLAYERDOWN)\b(?P<rest>(?:\s+{_IP}/\d+\S*)*)(?:\s+\S+)*\s*$")
+_BRIEF = re.compile(
+    rf"^\s*(?P<name>[\w@.-]+)\s+(?P<state>UP|DOWN|UNKNOWN|LOWERLAYERDOWN)\b(?P<rest>(?:\s+{_IP}/\d+\S*)*)(?:\s+\S+)*\s*$"
+)
 _LONG = re.compile(r"^\s*\d+:\s+(?P<name>[\w.-]+)(?:@\S+)?:\s+<(?P<flags>[A-Z_,0-9]*)>.*?(?:state\s+(?P<state>\w+))?")
 _LONG_STATE = re.compile(r"\bstate\s+(\w+)")
 _INET = re.compile(rf"^\s+inet6?\s+(?:addr:)?(?P<address>{_IP})(?:/\d+)?\b")
-_LONG_MORE = re.compile(r"^\s+(?:link/|inet6?\s|valid_lft|altname|ether\s|RX |TX |loop\s|UP |Link encap|collisions|\w+ errors)")
+_LONG_MORE = re.compile(
+    r"^\s+(?:link/|inet6?\s|valid_lft|altname|ether\s|RX |TX |loop\s|UP |Link encap|collisions|\w+ errors)"
+)
 _IFCONFIG = re.compile(r"^(?P<name>[a-z][\w.-]*)(?::\s+flags=\d+<(?P<flags>[A-Z,_]*)>|\s+Link encap:)")
 
 
@@ -56,10 +60,16 @@ def _read_hosts(lines: Sequence[str], context: Context, draft: Draft) -> None:
     for line in lines:
         row = _HOST.match(line)
         if row is not None:
-            draft.add("host_names", *(HostName(node=context.node, name=n, address=row["address"]) for n in row["names"].split()))
+            draft.add(
+                "host_names",
+                *(HostName(node=context.node, name=n, address=row["address"]) for n in row["names"].split()),
+            )
 
 
-_RAY = re.compile(r"^\s*(?:=+ Autoscaler status|Node status|Active:|Resources\s*$|Total Usage:|Usage:|Demands:|Pending:|Total Demands:|Recent failures:)")
+_RAY = re.compile(
+    r"^\s*(?:=+ Autoscaler status|Node status|Active:|Resources\s*$|Total Usage:|Usage:|Demands:|Pending:|Total Demands:"
+    r"|Recent failures:)"
+)
 _RAY_NODE = re.compile(rf"^\s*(?:\d+\s+)?(?:node[_:]\s*)?(?P<id>[\w-]*)\s*\(?(?P<address>{_IP})\)?\s*$")
 _RAY_NODE_ID = re.compile(r"^\s*\d+\s+(?P<id>node_\w+)")
 _RAY_USE = re.compile(r"^\s*(?P<used>[\d.]+)/(?P<total>[\d.]+)\s+(?P<what>\S+)(?:\s+\(.*\))?\s*$")
@@ -98,5 +108,11 @@ def _read_ray(lines: Sequence[str], _context: Context, draft: Draft) -> None:
 FORMATS = (
     block("ray status", lambda line, _: _RAY.match(line) is not None, _goes_on_ray, _read_ray, names=("ray",)),
     block("interfaces", _opens_ip, _goes_on_ip, _read_ip, names=("ip", "ifconfig")),
-    block("/etc/hosts", lambda line, _: _HOST.match(line) is not None, lambda line, _: _HOST.match(line) is not None, _read_hosts, names=("hosts",)),
+    block(
+        "/etc/hosts",
+        lambda line, _: _HOST.match(line) is not None,
+        lambda line, _: _HOST.match(line) is not None,
+        _read_hosts,
+        names=("hosts",),
+    ),
 )

@@ -133,8 +133,8 @@ def _read_counters(lines: Sequence[str], context: Context, draft: Draft) -> None
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 _LIMIT = re.compile(
-    r"^\s*(Max (?:cpu time|file size|data size|stack size|core file size|resident set|processes|open files|locked memory"
-    r"|address space|file locks|pending signals|msgqueue size|nice priority|realtime priority|realtime timeout))"
+    r"^\s*(Max (?:cpu time|file size|data size|stack size|core file size|resident set|processes|open files"
+    r"|locked memory|address space|file locks|pending signals|msgqueue size|nice priority|realtime priority|realtime timeout))"
     r"\s+(unlimited|\d+)\s+(unlimited|\d+)"
 )
 _LIMIT_FIELDS = {
@@ -152,7 +152,9 @@ def _read_limits(lines: Sequence[str], context: Context, draft: Draft) -> None:
 # -- environ and command line -----------------------------------------------------------------------------------------
 
 _VARIABLE = re.compile(r"^\s*(?:export\s+|-e\s+|declare -x\s+)?([A-Za-z_]\w*)=(.*)$")
-_KNOWN = re.compile(r"^(?:VLLM|NCCL|CUDA|GLOO|TORCH|PYTORCH|LD|OMP|RAY|HF|TMPDIR|KUBERNETES|NVIDIA|UCX|NIXL|LMCACHE|PYTHON|\w*_proxy)")
+_KNOWN = re.compile(
+    r"^(?:VLLM|NCCL|CUDA|GLOO|TORCH|PYTORCH|LD|OMP|RAY|HF|TMPDIR|KUBERNETES|NVIDIA|UCX|NIXL|LMCACHE|PYTHON|\w*_proxy)"
+)
 
 
 def _is_variable(line: str, _context: Context) -> bool:
@@ -202,7 +204,9 @@ _VERSION = re.compile(r"/vllm-([\w.+]+?)\.dist-info")
 
 def _is_map(line: str, _context: Context) -> bool:
     found = _MAP.match(line)
-    return found is not None and (_LIBRARY.search(found[1]) is not None or re.match(r"\s*[0-9a-f]{6,}-", line) is not None)
+    return found is not None and (
+        _LIBRARY.search(found[1]) is not None or re.match(r"\s*[0-9a-f]{6,}-", line) is not None
+    )
 
 
 def _goes_on_map(line: str, _context: Context) -> bool:
@@ -222,7 +226,9 @@ def _read_maps(lines: Sequence[str], context: Context, draft: Draft) -> None:
 
 
 _FD_ROW = re.compile(r"^[l-][rwx-]{9}.*\s(\d+)\s+->\s+(\S.*?)(?P<deleted> \(deleted\))?\s*$")
-_FD_KIND = re.compile(r"^\s*(sockets?|pipes?|anon_inode\S*|files?|eventfd|eventpoll|total|other|dev\S*|regular)\s*[:=]?\s+(\d+)\s*$")
+_FD_KIND = re.compile(
+    r"^\s*(sockets?|pipes?|anon_inode\S*|files?|eventfd|eventpoll|total|other|dev\S*|regular)\s*[:=]?\s+(\d+)\s*$"
+)
 _COUNT = re.compile(r"^\s*(\d+)\s*$")
 
 
@@ -251,7 +257,11 @@ def _read_fd_kinds(lines: Sequence[str], context: Context, draft: Draft) -> None
 
 def _opens_fd_count(line: str, context: Context) -> bool:
     """The answer to ``ls /proc/PID/fd | wc -l``."""
-    return _COUNT.match(line) is not None and "/fd" in context.header and ("wc" in context.header or "count" in context.header)
+    return (
+        _COUNT.match(line) is not None
+        and "/fd" in context.header
+        and ("wc" in context.header or "count" in context.header)
+    )
 
 
 def _read_fd_count(lines: Sequence[str], context: Context, draft: Draft) -> None:
@@ -277,8 +287,19 @@ FORMATS: tuple[Format, ...] = (
     block("kernel stack", *_one(_STACK), _read_stack),
     block("/proc/PID/io", *_one(_IO), _read_io),
     block("counters by look", *_one(_COUNTERS), _read_counters),
-    block("/proc/PID/limits", lambda line, context: _LIMIT.match(line) is not None or line.startswith("Limit  "), lambda line, context: _LIMIT.match(line) is not None, _read_limits),
-    block("environment", _is_variable, lambda line, context: _VARIABLE.match(line) is not None, _read_environ, names=("environ", "env")),
+    block(
+        "/proc/PID/limits",
+        lambda line, _: _LIMIT.match(line) is not None or line.startswith("Limit  "),
+        lambda line, _: _LIMIT.match(line) is not None,
+        _read_limits,
+    ),
+    block(
+        "environment",
+        _is_variable,
+        lambda line, _: _VARIABLE.match(line) is not None,
+        _read_environ,
+        names=("environ", "env"),
+    ),
     block("command line", _is_command_line, _goes_on_command, _read_command_line, names=("cmdline",)),
     block("descriptors", *_one(_FD_ROW), _read_fd_rows),
     block("descriptors by kind", *_one(_FD_KIND), _read_fd_kinds, names=("fd",)),

@@ -1,4 +1,4 @@
-"""Ring dumps: the flags of each slot, with what whoever wrote them down says of the ring's shape, writer and readers."""
+"""Ring dumps: the flags of each slot, with what whoever wrote them down says of the ring and its parties."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def _claim(rest: str, context: Context, draft: Draft) -> RingClaim:
         chunks=_number(fields.get("slots", fields.get("chunks", "0"))),
         chunk_bytes=_number(fields.get("chunk", fields.get("chunk_bytes", "0"))),
         writer=draft.pid(int(writer), context) if writer.isdigit() else None,
-        readers=tuple(
-            draft.pid(int(word), context) if word.isdigit() else None for word in readers.split(",") if word
-        ),
+        readers=tuple(draft.pid(int(word), context) if word.isdigit() else None for word in readers.split(",") if word),
     )
 
 

@@ -12,7 +12,9 @@ from .format import Context, block
 
 SHM = "/dev/shm"
 
-_DF = re.compile(r"^\s*(?P<fs>\S+)\s+(?P<size>[\d.]+[KMGTPkB]?i?B?)\s+(?P<used>[\d.]+[KMGTPkB]?i?B?)\s+(?P<free>-?[\d.]+[KMGTPkB]?i?B?)\s+(?P<share>\d+%|-)\s+(?P<at>/\S*)\s*$")
+_DF = re.compile(
+    r"^\s*(?P<fs>\S+)\s+(?P<size>[\d.]+[KMGTPkB]?i?B?)\s+(?P<used>[\d.]+[KMGTPkB]?i?B?)\s+(?P<free>-?[\d.]+[KMGTPkB]?i?B?)\s+(?P<share>\d+%|-)\s+(?P<at>/\S*)\s*$"
+)
 _DF_HEAD = re.compile(r"^\s*Filesystem\s+(?:Type\s+)?(?P<unit>\S+)\s+Used\s+Avail")
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "k": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 
@@ -75,14 +77,16 @@ def _is_file(line: str, context: Context) -> bool:
 
 
 def _opens_ls(line: str, context: Context) -> bool:
-    return _is_file(line, context) or (SHM in context.header and "ls" in context.header and _OTHER_ENTRY.match(line) is not None)
+    return _is_file(line, context) or (
+        SHM in context.header and "ls" in context.header and _OTHER_ENTRY.match(line) is not None
+    )
 
 
 def _goes_on_ls(line: str, _context: Context) -> bool:
     return _LS.match(line) is not None or _OTHER_ENTRY.match(line) is not None
 
 
-def _read_ls(lines: Sequence[str], context: Context, draft: Draft) -> None:
+def _read_ls(lines: Sequence[str], _context: Context, draft: Draft) -> None:
     for line in lines:
         row = _LS.match(line)
         if row is None:
@@ -107,7 +111,9 @@ def _read_du(lines: Sequence[str], _context: Context, draft: Draft) -> None:
 
 _MAPPED = re.compile(r"^\s*(?:/dev/shm/)?(?P<name>[\w.-]+):?\s+(?:pids?[ =:]*)(?P<pids>\d+(?:[, ]+\d+)*)\s*$")
 _FUSER = re.compile(r"^\s*/dev/shm/(?P<name>[\w.-]+):\s+(?P<pids>\d+[a-z]*(?:\s+\d+[a-z]*)*)\s*$")
-_LSOF = re.compile(r"^(?P<comm>\S+)\s+(?P<pid>\d+)\s+(?:\d+\s+\S+\s+)?\S+\s+(?P<fd>mem|DEL|\d+[rwu]?\w*)\s+REG\s+\S+\s+(?P<size>\d+)?\s*\d+\s+/dev/shm/(?P<name>\S+)")
+_LSOF = re.compile(
+    r"^(?P<comm>\S+)\s+(?P<pid>\d+)\s+(?:\d+\s+\S+\s+)?\S+\s+(?P<fd>mem|DEL|\d+[rwu]?\w*)\s+REG\s+\S+\s+(?P<size>\d+)?\s*\d+\s+/dev/shm/(?P<name>\S+)"
+)
 _NOBODY = re.compile(r"^\s*(?:/dev/shm/)?(?P<name>[\w.-]+):?\s+(?:pids?[ =:]*)?(?:none|nobody|-|no process)\s*$")
 
 
@@ -138,8 +144,13 @@ def _read_mapped(lines: Sequence[str], context: Context, draft: Draft) -> None:
 
 # -- mounts -----------------------------------------------------------------------------------------------------------
 
-_MOUNTINFO = re.compile(r"^\s*\d+ \d+ \d+:\d+ \S+ (?P<at>\S+) (?P<flags>\S+) .*?- (?P<kind>\S+) (?P<device>\S+) (?P<options>\S+)\s*$")
-_MOUNTS = re.compile(r"^\s*(?P<device>\S+) (?:on )?(?P<at>/\S*) (?:type )?(?P<kind>[a-z][\w.]{1,15}) \(?(?P<options>r[wo]\b[\w,=.:/%+-]*)\)?(?: \d \d)?\s*$")
+_MOUNTINFO = re.compile(
+    r"^\s*\d+ \d+ \d+:\d+ \S+ (?P<at>\S+) (?P<flags>\S+) .*?- (?P<kind>\S+) (?P<device>\S+) (?P<options>\S+)\s*$"
+)
+_MOUNTS = re.compile(
+    r"^\s*(?P<device>\S+) (?:on )?(?P<at>/\S*) (?:type )?(?P<kind>[a-z][\w.]{1,15}) "
+    r"\(?(?P<options>r[wo]\b[\w,=.:/%+-]*)\)?(?: \d \d)?\s*$"
+)
 _SIZE = re.compile(r"\bsize=(\d+)([kKmMgG%]?)")
 _OWN = re.compile(r"/proc/self/|\bshell\b|another container|other container", re.IGNORECASE)
 
@@ -163,9 +174,20 @@ def _read_mounts(lines: Sequence[str], context: Context, draft: Draft) -> None:
 
 
 FORMATS = (
-    block("df", lambda line, _: (_DF_HEAD.match(line) or _DF.match(line)) is not None, lambda line, _: (_DF_HEAD.match(line) or _DF.match(line)) is not None, _read_df, names=("df", "shm")),
+    block(
+        "df",
+        lambda line, _: (_DF_HEAD.match(line) or _DF.match(line)) is not None,
+        lambda line, _: (_DF_HEAD.match(line) or _DF.match(line)) is not None,
+        _read_df,
+        names=("df", "shm"),
+    ),
     block("holders of shared memory", _opens_mapped, _goes_on_mapped, _read_mapped),
     block("ls of /dev/shm", _opens_ls, _goes_on_ls, _read_ls, names=("shm", "ls")),
-    block("du of /dev/shm", lambda line, _: _DU.match(line) is not None, lambda line, _: _DU.match(line) is not None, _read_du),
+    block(
+        "du of /dev/shm",
+        lambda line, _: _DU.match(line) is not None,
+        lambda line, _: _DU.match(line) is not None,
+        _read_du,
+    ),
     block("mounts", _is_mount, _is_mount, _read_mounts, names=("mount",)),
 )

@@ -9,9 +9,7 @@ from vllmdiag.bundle.draft import Draft, SocketDraft
 
 from .format import Context, Format, Reader
 
-_STATES = (
-    "LISTEN|ESTAB|SYN-SENT|SYN-RECV|FIN-WAIT-1|FIN-WAIT-2|TIME-WAIT|CLOSE-WAIT|LAST-ACK|CLOSING|UNCONN|CLOSED?"
-)
+_STATES = "LISTEN|ESTAB|SYN-SENT|SYN-RECV|FIN-WAIT-1|FIN-WAIT-2|TIME-WAIT|CLOSE-WAIT|LAST-ACK|CLOSING|UNCONN|CLOSED?"
 _ADDRESS = r"(?:\[[0-9a-fA-F:.%\w]*\]|\*|[\w.:%-]*?|[0-9.]+(?:%\w+)?):(?:\*|\d+|[a-z][\w-]*)"
 _TCP = re.compile(
     rf"^\s*(?:(?P<net>tcp6?|udp6?)\s+)?(?P<state>{_STATES})\s+(?P<recv>\d+)\s+(?P<send>\d+)\s+(?P<local>{_ADDRESS})\s+(?P<remote>{_ADDRESS})(?P<rest>\s.*)?$"
@@ -29,7 +27,9 @@ _NETSTAT_UNIX = re.compile(
 )
 _OWNER = re.compile(r'\("([^"]*)",pid=(\d+),fd=(\d+)\)')
 _INODE = re.compile(r"\bino:(\d+)")
-_DETAIL = re.compile(r"^\s*(?:#.*?)?(?:ss -\w*i\w*:?\s*)?.*\b(?:bytes_sent|bytes_acked|lastsnd|cwnd|rto|unacked|notsent):", re.IGNORECASE)
+_DETAIL = re.compile(
+    r"^\s*(?:#.*?)?(?:ss -\w*i\w*:?\s*)?.*\b(?:bytes_sent|bytes_acked|lastsnd|cwnd|rto|unacked|notsent):", re.IGNORECASE
+)
 _NETSTAT_STATES = {
     "ESTABLISHED": "ESTAB", "SYN_SENT": "SYN-SENT", "SYN_RECV": "SYN-RECV", "FIN_WAIT1": "FIN-WAIT-1",
     "FIN_WAIT2": "FIN-WAIT-2", "TIME_WAIT": "TIME-WAIT", "CLOSE": "CLOSE", "CLOSE_WAIT": "CLOSE-WAIT",
@@ -131,10 +131,13 @@ class _Sockets(Reader):
         self._draft.process(pid, self._context).facts.setdefault("comm", name[:15])
 
 
+_ANY = "0.0.0.0"  # noqa: S104  how a listener on every address is written
+
+
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
     host = re.sub(r"%\w+", "", host)
-    return f"{'0.0.0.0' if host == '*' else host}:{port}"
+    return f"{_ANY if host == '*' else host}:{port}"
 
 
 def _opens(line: str, _context: Context) -> bool:
