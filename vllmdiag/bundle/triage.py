@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
@@ -18,6 +18,8 @@ from .pieces import Binary, Line, Piece, clean_lines
 
 _MOST_UNKNOWN = 50
 """Stretches that were not understood and are listed one by one."""
+_TELL_EVERY = 8 << 20
+"""Characters of one piece after which it is told how far it has been read."""
 _LOOK = re.compile(r"(?:^|[_.-])(?:t|look|sample|snapshot|dump|round)[_.-]?(\d{1,3})(?![0-9])", re.IGNORECASE)
 _AFTER = re.compile(r"(?:^|[_. -])(?:after|later|second|2nd)(?:$|[_. -])", re.IGNORECASE)
 _NODE = re.compile(r"(?:^|[/_.\s-])((?:node|host|worker-?node)[-_ ]?(?:\d{1,4}|[a-z](?![a-z])))", re.IGNORECASE)
@@ -208,6 +210,17 @@ def _node_name(found: re.Match[str] | None) -> str:
     return found[1].lower().replace("_", "-").replace(" ", "-") if found is not None else ""
 
 
+def _told(piece: Piece, say: Callable[[str], None]) -> Iterator[str]:
+    """The lines of a piece; of a long one it is said how far the reading is."""
+    read, next_told = 0, _TELL_EVERY
+    for line in piece.lines:
+        read += len(line)
+        if read >= next_told:
+            next_told += _TELL_EVERY
+            say(f"reading {piece.source}: {read >> 20} MB")
+        yield line
+
+
 def triage(paths: Sequence[str], stdin: BinaryIO, say: Callable[[str], None] = lambda _words: None) -> Triage:
     """Read pasted evidence.
 
@@ -227,7 +240,7 @@ def triage(paths: Sequence[str], stdin: BinaryIO, say: Callable[[str], None] = l
     for piece in pieces_of(paths, stdin, done.draft.missing):
         say(f"reading {piece.source}")
         if isinstance(piece, Piece):
-            done.read(piece)
+            done.read(replace(piece, lines=_told(piece, say)))
         else:
             done.read_binary(piece)
     if done.draft.empty:
