@@ -27,6 +27,7 @@ Launch = Callable[..., Server]
 LOAD = ("--load-format", "auto")
 STUCK_S = 180.0
 """A start-up is called stuck when its youngest process is 30 s old, and it is not stuck before it has got there."""
+_STEP_S = 0.5
 
 
 def named(
@@ -70,8 +71,8 @@ def children_of(*parents: int) -> list[int]:
 def frozen_in(function: str, pids: Callable[[], list[int]], deadline_s: float = 180) -> Iterator[int]:
     """SIGSTOP one of the processes while `function` is on its stack; yields which, and lets it go on at the end.
 
-    It is stopped for every look, and goes on for a moment between two: no stage is over before it was seen, however
-    busy the machine is.
+    It is stopped for every look, and goes on for `_STEP_S` between two: no stage that takes longer is missed, however
+    slow the looks are.
     """
     with ExitStack() as cleanup:
 
@@ -86,7 +87,7 @@ def frozen_in(function: str, pids: Callable[[], list[int]], deadline_s: float = 
                 stopped.close()
             return None
 
-        yield int(wait_until(f"{function} is on a stack", caught, deadline_s, every_s=0.02) or 0)
+        yield int(wait_until(f"{function} is on a stack", caught, deadline_s, every_s=_STEP_S) or 0)
 
 
 def frozen_at(vllmdiag: Vllmdiag, server: Server, role: str, function: str, stage: str) -> None:
