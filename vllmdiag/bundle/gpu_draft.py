@@ -56,7 +56,7 @@ class GpuDraft:
         """Node -> address -> IOMMU group."""
         self.bridges: dict[str, list[tuple[str, Bridge, tuple[str, ...]]]] = {}
         """Node -> (address, bridge, addresses of the devices below it; none: of every one)."""
-        self.drivers: dict[str, dict[str, str]] = {}
+        self.drivers: dict[str, dict[str, Any]] = {}
         """Vendor -> fields of `Driver`."""
         self.rdma: list[RdmaPort] = []
 
@@ -109,9 +109,7 @@ class GpuDraft:
 
     def _accelerator(self, node: str, index: int, device: DeviceDraft, apart_s: float) -> Accelerator:
         pci = device.fields.get("pci", "")
-        readings = [
-            Reading(t=look * apart_s, **fields) for look, fields in sorted(device.readings.items())
-        ]
+        readings = [Reading(t=look * apart_s, **fields) for look, fields in sorted(device.readings.items())]
         above = [bridge for _, bridge, below in self.bridges.get(node, ()) if not below or pci in below]
         return Accelerator(
             **{

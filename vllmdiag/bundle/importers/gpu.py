@@ -67,7 +67,7 @@ def _ecc(device: DeviceDraft, _look: int, text: str) -> None:
 
 
 def _rows(device: DeviceDraft, _look: int, text: str) -> None:
-    """``corr,uncorr,pending,failure``"""
+    """Four numbers: correctable, uncorrectable, pending, failed."""
     told = [int(part) for part in re.findall(r"\d+", text)]
     if len(told) == 4:
         device.say(rows_remapped=told[0] + told[1])
@@ -96,7 +96,7 @@ def _mig(device: DeviceDraft, _look: int, text: str) -> None:
 
 
 def _fact(name: str, read: Callable[[str], Any] = lambda text: None if _nothing(text) else text.strip()) -> Put:
-    return lambda device, look, text: device.say(**{name: read(text)})
+    return lambda device, _look, text: device.say(**{name: read(text)})
 
 
 def _reads(name: str, read: Callable[[str], Any]) -> Put:
@@ -142,7 +142,7 @@ def _known(title: str) -> bool:
     return any(pattern.fullmatch(title) for pattern, _ in _NAMES)
 
 
-def _is_title(line: str, context: Context) -> bool:
+def _is_title(line: str) -> bool:
     return (
         "," in line
         and "--query" not in line
@@ -158,7 +158,7 @@ def _asked(context: Context) -> list[str]:
 
 
 def _opens_csv(line: str, context: Context) -> bool:
-    if _is_title(line, context):
+    if _is_title(line):
         return True
     asked = _asked(context)
     return len(asked) > 1 and line.count(",") == len(asked) - 1 and not line.lstrip().startswith("#")
@@ -169,8 +169,8 @@ def _goes_on_csv(line: str, _context: Context) -> bool:
 
 
 def _read_csv(lines: Sequence[str], context: Context, draft: Draft) -> None:
-    titles = _titles(lines[0]) if _is_title(lines[0], context) else _asked(context)
-    rows = lines[1:] if _is_title(lines[0], context) else lines
+    titles = _titles(lines[0]) if _is_title(lines[0]) else _asked(context)
+    rows = lines[1:] if _is_title(lines[0]) else lines
     seen: dict[tuple[str, int], int] = {}
     for position, line in enumerate(rows):
         commas = [cell.strip() for cell in line.split(",")]
@@ -206,8 +206,8 @@ _SECOND = re.compile(
 )
 _VERSIONS = re.compile(r"Driver Version:\s*(?P<driver>[\d.]+)(?:\s+CUDA Version:\s*(?P<cuda>[\d.]+))?")
 _DEAD = re.compile(
-    r"Unable to determine the device handle for (?:GPU\s*(?P<index>\d+)\b(?!:))?.*?(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f.]+)"
-    r".*?(?P<why>GPU is lost|Unknown Error|not found)",
+    r"Unable to determine the device handle for (?:GPU\s*(?P<index>\d+)\b(?!:))?"
+    r".*?(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f.]+).*?(?:GPU is lost|Unknown Error|not found)",
     re.IGNORECASE,
 )
 
@@ -312,7 +312,7 @@ _HANGS = re.compile(r"nvidia-smi.{0,60}(?:does not return|hangs|no answer|timed?
 _NO_DRIVER = re.compile(r"NVIDIA-SMI has failed because|Failed to initialize NVML: (?P<why>.*)")
 
 
-def _read_failure(lines: Sequence[str], context: Context, draft: Draft) -> None:
+def _read_failure(lines: Sequence[str], _context: Context, draft: Draft) -> None:
     line = lines[0]
     if _HANGS.search(line):
         draft.gpu.driver("nvidia", problem="hangs", text=line.strip().lstrip("# "), next="dmesg -T | grep -i nvrm")

@@ -17,6 +17,10 @@ _HEAD = re.compile(r"^\s*(?:GPU\d+)(?:\s+(?:GPU|NIC)\d+|\s+mlx5_\d+|\s+CPU Affin
 _ROW = re.compile(r"^\s*GPU(?P<index>\d+)\s+(?P<cells>\S.*)$")
 _P2P = {"OK": "ok", "CNS": "chipset not supported", "GNS": "GPU not supported", "TNS": "topology not supported",
         "NS": "not supported", "DR": "disabled by a setting of the driver", "U": "unknown"}  # fmt: skip
+_ROWS = re.compile(
+    r"^\s*(?:GPU\d+\s|NIC\d+[\s:]|mlx5_\d+\s|(?:NIC )?Legend|$"
+    r"|(?:X|SYS|NODE|PHB|PXB|PIX|NV#|OK|CNS|GNS|TNS|NS|DR|U)\s+=)"
+)
 _LEVELS = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS")
 
 
@@ -25,7 +29,7 @@ def _opens_topology(line: str, _context: Context) -> bool:
 
 
 def _goes_on_topology(line: str, _context: Context) -> bool:
-    return re.match(r"^\s*(?:GPU\d+\s|NIC\d+[\s:]|mlx5_\d+\s|(?:NIC )?Legend|(?:X|SYS|NODE|PHB|PXB|PIX|NV#|OK|CNS|GNS|TNS|NS|DR|U)\s+=|$)", line) is not None  # fmt: skip
+    return _ROWS.match(line) is not None
 
 
 def _read_topology(lines: Sequence[str], context: Context, draft: Draft) -> None:
@@ -54,7 +58,7 @@ _IS_GPU = re.compile(r"\bGPU\s*(?P<index>\d+)?\b|(?:3D|VGA compatible) controlle
 _DENIED = re.compile(r"access denied|not readable|permission denied", re.IGNORECASE)
 
 
-def _opens_pci(line: str, context: Context) -> bool:
+def _opens_pci(line: str, _context: Context) -> bool:
     device = _DEVICE.match(line)
     return device is not None and re.search(r"ACSCtl|PCI bridge|3D controller|VGA compatible", line) is not None
 
@@ -119,7 +123,7 @@ def _read_iommu(lines: Sequence[str], context: Context, draft: Draft) -> None:
 # -- the NVSwitch fabric ----------------------------------------------------------------------------------------------
 
 _ACTIVE = re.compile(
-    r"^\s*Active:\s*(?P<state>\w+)(?: \((?P<detail>[\w-]+)\))?|^\s*(?P<bare>active|inactive|failed|activating|unknown)\s*$"
+    r"^\s*Active:\s*(?P<state>\w+)(?: \([\w-]+\))?|^\s*(?P<bare>active|inactive|failed|activating|unknown)\s*$"
 )
 _FABRIC = re.compile(r"nvidia-fabricmanager|nv-fabricmanager|\bfabric ?manager\b", re.IGNORECASE)
 _STATE = re.compile(
@@ -129,7 +133,7 @@ _STATE = re.compile(
 _ABSENT = re.compile(r"could not be found|not[- ]found|not installed|not running|no such", re.IGNORECASE)
 
 
-def _opens_fabric(line: str, context: Context) -> bool:
+def _opens_fabric(line: str, _context: Context) -> bool:
     return _FABRIC.search(line) is not None or _STATE.search(line) is not None
 
 
@@ -170,7 +174,7 @@ def _goes_on_rdma(line: str, context: Context) -> bool:
     return _opens_rdma(line, context) or _PORT.match(line) is not None or re.match(r"^\s+\S+.*:", line) is not None
 
 
-def _read_rdma(lines: Sequence[str], context: Context, draft: Draft) -> None:
+def _read_rdma(lines: Sequence[str], _context: Context, draft: Draft) -> None:
     near: dict[tuple[str, int], list[int]] = {}
     states: dict[tuple[str, int], str] = {}
     device, port = "", 1

@@ -27,7 +27,7 @@ def _goes_on(line: str, _context: Context) -> bool:
     return _STAMP.match(line) is not None or _BARE.match(line) is not None
 
 
-def _read(lines: Sequence[str], context: Context, draft: Draft) -> None:
+def _read(lines: Sequence[str], _context: Context, draft: Draft) -> None:
     kept = []
     for line in lines:
         if matters(line):

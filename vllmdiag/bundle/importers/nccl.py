@@ -1,4 +1,4 @@
-"""What NCCL and torch say of collectives: reports of NCCL RAS as text or JSON, and the analyses of the flight recorder."""
+"""What NCCL and torch say of collectives: reports of NCCL RAS, and what the analyser makes of flight recorder dumps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .format import Context, block
 
 _OPENS = re.compile(r"^(?:NCCL version \S+ compiled with CUDA|Job summary\s*$)")
 _GOES_ON = re.compile(
-    r"^(?:\s|$|=|\(total\)|Job summary|Communicators|Group|Errors|Warnings|INCOMPLETE|DEAD|TIMEOUT|MISMATCH|ERROR|CUDA runtime"
-    r"|#\d+-\d+|Collecting|Process|Rank)"
+    r"^(?:\s|$|=|\(total\)|Job summary|Communicators|Group|Errors|Warnings|INCOMPLETE|DEAD|TIMEOUT|MISMATCH|ERROR"
+    r"|CUDA runtime|#\d+-\d+|Collecting|Process|Rank)"
 )
 
 
@@ -48,7 +48,7 @@ def _read_json(value: Any, context: Context, draft: Draft) -> None:
 
 _LINE = re.compile(
     r"^\s*pg (?P<group>\S+)(?: \((?P<name>[^)]*)\))? seq(?:uence)?(?: id)?[ =:]*(?P<seq>\d+) op (?P<op>\S+)"
-    r"(?:\s+state (?P<state>\w+))?(?:\s+ranks joined: \{(?P<joined>[^}]*)\})?(?:\s+missing ranks: \{(?P<missing>[^}]*)\})?"
+    r"(?:\s+state \w+)?(?:\s+ranks joined: \{(?P<joined>[^}]*)\})?(?:\s+missing ranks: \{(?P<missing>[^}]*)\})?"
 )
 _NOT_ALL = re.compile(r"Not all ranks joining collective,? (?:sequence number: )?(?P<seq>\d+)")
 _DETAIL = re.compile(
@@ -107,7 +107,7 @@ class _Analysis:
         return made
 
 
-def _read_analysis(lines: Sequence[str], context: Context, draft: Draft) -> None:
+def _read_analysis(lines: Sequence[str], _context: Context, draft: Draft) -> None:
     found: list[_Analysis] = []
     for line in lines:
         if one := _LINE.match(line):
