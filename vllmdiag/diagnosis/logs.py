@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import shorten
 
 from vllmdiag.model.diagnosis import Subject
 from vllmdiag.model.logs import LogDigest, LogEvent
@@ -53,7 +54,7 @@ def echo_words(snapshot: Snapshot) -> list[str]:
     echoes = [e for d in snapshot.logs for e in d.echoes if e.kind != "long_wait"]
     if not echoes:
         return []
-    names = list(dict.fromkeys(e.text[:60].rstrip(". ") for e in echoes))
+    names = list(dict.fromkeys(shorten(e.text, 70, placeholder=" ...") for e in echoes))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return [f"only echoes of it: {'; '.join(names[:3])}{more}"]
 

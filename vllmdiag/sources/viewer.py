@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Collection
+from typing import NamedTuple
 
 from vllmdiag.model.snapshot import Node, Viewer
 
@@ -96,9 +97,28 @@ def started() -> float:
     return now if stat is None else now - max(0.0, procfs.uptime() - stat.starttime / procfs.CLOCK_TICKS)
 
 
-def node(root: str = "/") -> Node:
-    """The machine: name, kernel, processors, load and memory (bytes)."""
+class CpuTimes(NamedTuple):
+    """Ticks of all processors since the start of the machine."""
+
+    kernel: int
+    total: int
+
+
+def cpu_times(root: str = "/") -> CpuTimes:
+    """What the processors have done so far. Zeros where it is not to be had."""
+    row = _text(root, "stat").partition("\n")[0].split()[1:9]
+    ticks = [int(word) for word in row if word.isdigit()]
+    if len(ticks) < 7:
+        return CpuTimes(0, 0)
+    return CpuTimes(ticks[2] + ticks[5] + ticks[6], sum(ticks))  # system, irq, softirq
+
+
+def node(root: str = "/", since: CpuTimes | None = None) -> Node:
+    """The machine: name, kernel, processors, load, memory (bytes), and who has had the processors since then."""
     memory = _fields(root, "meminfo")
+    now = cpu_times(root) if since is not None else CpuTimes(0, 0)
+    passed = now.total - since.total if since is not None else 0
+    pressed = re.search(r"^some avg10=([\d.]+)", _text(root, "pressure", "cpu"), re.MULTILINE)
     load = _text(root, "loadavg").split()
     return Node(
         hostname=_text(root, "sys", "kernel", "hostname"),
@@ -107,6 +127,8 @@ def node(root: str = "/") -> Node:
         machine=os.uname().machine,
         n_cpus=len(re.findall(r"^cpu\d", _text(root, "stat"), re.MULTILINE)),
         load1=float(load[0]) if load else None,
+        kernel_share=(now.kernel - since.kernel) / passed if since is not None and passed > 0 else None,
+        pressure_cpu=float(pressed[1]) / 100 if pressed is not None else None,
         mem_total=_kib(memory.get("MemTotal")),
         mem_available=_kib(memory.get("MemAvailable")),
         clock_ticks=procfs.CLOCK_TICKS,

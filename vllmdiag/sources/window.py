@@ -81,6 +81,7 @@ class Window:
         self.probes: list[HttpProbe] = []
         self.scrapes: list[MetricsScrape] = []
         self.t0 = began
+        self.cpu_before = viewer.cpu_times(root)
         self.closing_s = 2 * (time.monotonic() - began)
         """How long the closing looks may take: they are another scan, and as much again."""
         self.over = threading.Event()
@@ -292,7 +293,7 @@ class Window:
             observed_at=now(),
             window_s=round(self._t(), 3),
             viewer=viewer.viewer(self.root, {p.uid for p in self.core}),
-            node=viewer.node(self.root),
+            node=viewer.node(self.root, self.cpu_before),
             target_pids=tuple(self.samples),
             processes=(*processes, *(self._looked_twice(p) for p in self.aside), *self.context),
             segments=tuple(self._with_heads(s) for s in segments),

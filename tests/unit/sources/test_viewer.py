@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllmdiag.sources.viewer import hidepid, node, sees_all_pids, viewer
+from vllmdiag.sources.viewer import cpu_times, hidepid, node, sees_all_pids, viewer
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -66,3 +66,23 @@ def test_the_node_is_this_machine() -> None:
 def test_an_empty_tree_gives_a_node_without_facts(tmp_path: Path) -> None:
     seen = node(str(tmp_path))
     assert (seen.hostname, seen.n_cpus, seen.load1, seen.mem_total) == ("", 0, None, None)
+
+
+def test_the_share_of_the_kernel_is_that_of_the_time_between_two_looks(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    (proc / "pressure").mkdir(parents=True)
+    (proc / "pressure" / "cpu").write_text("some avg10=93.50 avg60=1.00 avg300=0.10 total=5\nfull avg10=0.00\n")
+    (proc / "stat").write_text("cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 100 0 100 800 0 0 0 0 0 0\n")
+    before = cpu_times(str(tmp_path))
+    (proc / "stat").write_text("cpu  110 0 190 800 0 3 2 0 0 0\ncpu0 110 0 190 800 0 3 2 0 0 0\n")
+    seen = node(str(tmp_path), before)
+    assert seen.kernel_share == pytest.approx(95 / 105)
+    assert seen.pressure_cpu == pytest.approx(0.935)
+    assert node(str(tmp_path)).kernel_share is None
+
+
+def test_this_machine_tells_how_its_processors_are_used() -> None:
+    before = cpu_times()
+    assert 0 < before.kernel < before.total
+    shares = [node("/", before).kernel_share for _ in range(50)]
+    assert all(share is None or 0 <= share <= 1 for share in shares)
