@@ -20,11 +20,12 @@ PLACEHOLDERS = {
     "engine": "ENGINE",
     "server": "SERVER",
     "port": "PORT",
+    "node": "NODE",
 }
 """Name in braces -> what stands for it where no diagnosis fills it in.
 
 ``pid`` is the process at fault, ``pids`` are all of the instance, ``target`` is any one of them, ``engine`` and
-``server`` are its EngineCore and its API server, ``port`` is where it listens for HTTP.
+``server`` are its EngineCore and its API server, ``port`` is where it listens for HTTP, ``node`` where it runs.
 """
 
 _FENCE = re.compile(r"\A---\n(?P<front>.*?)\n---\n+# (?P<title>[^\n]+)\n(?P<body>.*)\Z", re.DOTALL)
@@ -141,6 +142,7 @@ def words_of(diagnosis: Diagnosis, slug: str) -> dict[str, str]:
         "engine": _in_chain(chain, "EngineCore", target.engine_pids),
         "server": _in_chain(chain, "APIServer", target.api_server_pids),
         "port": target.port,
+        "node": found.subject.node if found is not None else None,
     }
     return {name: str(word) for name, word in words.items() if word is not None}
 

@@ -23,6 +23,7 @@ from vllmdiag.model.snapshot import Snapshot
 from .activity import IDLE
 from .case import Case
 from .client_rules import client_findings
+from .glimpse import AGAIN, glimpse, not_proven_idle
 from .gpu_rules import gpu_findings
 from .host_rules import host_findings, memory_findings
 from .log_rules import log_findings
@@ -228,6 +229,10 @@ def _healthy(case: Case, findings: list[Finding]) -> Verdict:
         return say(
             "unknown", summary, [m.label + ": " + case.acts[m.pid].doing for m in scene.servers], "low", "unknown"
         )
+    unproven = not_proven_idle(case)
+    if len(idle) == len(everyone) and unproven:
+        summary = f"every process waits for work, but {unproven}"
+        return say("unknown", summary, outstanding, "low", "unknown")
     if len(idle) == len(everyone) and not outstanding:
         words = [f"{m.label}: {case.acts[m.pid].doing}" for m in scene.engines]
         return say(
@@ -245,6 +250,8 @@ def _healthy(case: Case, findings: list[Finding]) -> Verdict:
             "unknown",
         )
     others = [f"{m.label}: {case.acts[m.pid].doing}" for m in everyone if m not in idle]
+    if glimpse(case):
+        return say("unknown", f"no fault was found; {AGAIN}", others, "low", "unknown")
     return say("busy", "something computes; nothing waits long", others, "medium")
 
 

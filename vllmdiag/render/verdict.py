@@ -23,7 +23,7 @@ from .page import Page, Role, Span, Style
 from .parts import could_not_observe
 from .words import duration, fold_labels, plural
 
-_STATUS_ROLE: dict[Status, Role] = {"ok": "good", "warning": "warn", "critical": "bad", "unknown": "warn"}
+STATUS_ROLE: dict[Status, Role] = {"ok": "good", "warning": "warn", "critical": "bad", "unknown": "warn"}
 LAYER_MARK: dict[str, tuple[str, Role]] = {
     "ok": ("✓", "good"),
     "fault": ("✗", "bad"),
@@ -39,7 +39,7 @@ _KEY = 10
 def diagnosis_text(diagnosis: Diagnosis, style: Style) -> str:
     """Write a diagnosis for people."""
     page = Page(style)
-    _verdict(page, diagnosis.verdict)
+    verdict_lines(page, diagnosis.verdict)
     page.line(
         Span("target".ljust(_KEY), "dim"), target_words(diagnosis.target, diagnosis.window_s), indent=2, hang=2 + _KEY
     )
@@ -55,17 +55,21 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style) -> str:
     return page.text()
 
 
-def _verdict(page: Page, verdict: Verdict) -> None:
+def verdict_lines(page: Page, verdict: Verdict) -> None:
+    """Write a verdict: what, where, since when, how sure; the chain, the evidence, the next step."""
     place = f"layer {verdict.layer} {LAYER_NAMES.get(verdict.layer, '')}".rstrip() if verdict.layer else verdict.cause
     place = "" if place == verdict.status else place
+    said = about(verdict.subject, verdict.summary)
+    node = verdict.subject.node or ""
     facts = [
         place,
-        about(verdict.subject, verdict.summary),
+        said,
+        f"on {node}" if node not in said else "",
         f"for at least {duration(verdict.since_s)}" if verdict.since_s is not None else "",
         f"{verdict.confidence} confidence",
     ]
     page.line(
-        Span(verdict.status.upper(), _STATUS_ROLE[verdict.status]),
+        Span(verdict.status.upper(), STATUS_ROLE[verdict.status]),
         "  ",
         Span(" · ".join(fact for fact in facts if fact), "head"),
     )
@@ -96,12 +100,14 @@ def _chain(chain: Iterable[Link]) -> str:
     What the ends do is left out: the client waits, and the summary above is about the last.
     """
     links = list(chain)
+    nodes = {link.subject.node for link in links if link.subject.node}
     words = []
     for number, link in enumerate(links, start=1):
         label = link.subject.label or link.subject.role
         pid = f" {link.subject.pid}" if link.subject.pid is not None else ""
         within = 1 < number < len(links) and link.doing not in ("", "idle")
-        words.append(label + pid + (f" ({link.doing})" if within else ""))
+        node = f"@{link.subject.node}" if len(nodes) > 1 and link.subject.node else ""
+        words.append(label + pid + node + (f" ({link.doing})" if within else ""))
     return " -> ".join(words)
 
 

@@ -1,0 +1,1 @@
+"""The ways to reach the nodes of an engine: each says which nodes there are and how one is asked."""
