@@ -23,6 +23,9 @@ _WHY = {
     errno.ETIMEDOUT: "the read did not return: the target holds its mmap_lock, or the file system does not answer",
 }
 
+_ASK = "run as the same user, or as root with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+"""With the first alone, root may not open what belongs to another user (shown in docs/containers.md)."""
+
 
 def proc(root: str, *parts: str | int) -> str:
     """Path below /proc of the tree at `root`."""
@@ -66,7 +69,7 @@ def uptime(root: str = "/") -> float:
         return 0.0
 
 
-def missing(what: str, error: OSError, hint: str = "run as the same user, or with CAP_SYS_PTRACE") -> Missing:
+def missing(what: str, error: OSError, hint: str = _ASK) -> Missing:
     """The hole that `error` leaves. `hint` is the next step where permission was refused."""
     code = error.errno or errno.EIO
     name = errno.errorcode.get(code, str(code))
