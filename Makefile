@@ -60,6 +60,7 @@ dist: $(TOOLS)
 
 generated: $(TOOLS)
 	@$(BIN)/python -m tools.manpage
+	@$(BIN)/python -m tools.verbs
 	@$(BIN)/python -m tools.session
 	@$(BIN)/python -m tools.figures
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
 
+from tests.unit.commands import NUMBERS, calls_in, own_commands, parse, stages
 from vllmdiag.catalogue.entries import catalogue
 from vllmdiag.catalogue.playbooks import PLACEHOLDERS, Playbook, fill, playbooks, read
 from vllmdiag.catalogue.terms import find, terms
-from vllmdiag.cli.app import build
 from vllmdiag.render.markdown import commands
 from vllmdiag.vllm import loglines
 
@@ -29,7 +28,6 @@ SECTIONS = [
     "What not to do",
     "How to prevent it",
 ]
-NUMBERS = {name: "8000" if name == "port" else "2839" for name in PLACEHOLDERS}
 
 READ_ONLY = {
     "cat", "curl", "dmesg", "docker inspect", "du", "grep", "ip -br addr", "journalctl", "ls", "nvidia-smi", "ping",
@@ -45,44 +43,6 @@ NEVER = re.compile(
 
 def _section(book: Playbook, title: str) -> str:
     return book.body.partition(f"## {title}\n")[2].partition("\n## ")[0]
-
-
-def _stages(command: str) -> Iterator[list[str]]:
-    """The programs of a pipeline with their arguments."""
-    words = list(shlex.shlex(command, posix=True, punctuation_chars="|<>;&"))
-    stage: list[str] = []
-    for word in words:
-        if word and set(word) <= set("|<>;&"):
-            yield stage
-            stage = []
-        else:
-            stage.append(word)
-    yield stage
-
-
-def _own_commands(text: str) -> list[list[str]]:
-    """Arguments of every call of vllmdiag, in blocks of code and in a line of text."""
-    inline = re.findall(r"`(vllmdiag [^`]+)`", re.sub(r"\s+", " ", re.sub(r"```.*?```", "", text, flags=re.DOTALL)))
-    lines = [fill(line, NUMBERS) for line in (*commands(text), *inline)]
-    return [shlex.split(" ".join(map(shlex.quote, stage)))[1:] for line in lines for stage in _shell(line)]
-
-
-def _shell(line: str) -> list[list[str]]:
-    return [stage for stage in _stages(line) if stage[:1] == ["vllmdiag"]]
-
-
-def _parse(args: list[str]) -> None:
-    """Let the real command line understand the arguments, without running the verb."""
-    app, words = build(args)
-    group = typer.main.get_command(app)
-    assert isinstance(group, typer.core.TyperGroup)
-    with group.make_context("vllmdiag", list(words)) as context:
-        if not (verb := [*context._protected_args, *context.args]):
-            return  # an option of vllmdiag itself
-        name, command, rest = group.resolve_command(context, verb)
-        assert command is not None
-        with command.make_context(name, list(rest), parent=context):
-            pass
 
 
 def test_every_cause_has_a_playbook_and_every_playbook_a_cause() -> None:
@@ -116,28 +76,28 @@ def test_a_playbook_can_be_read_at_night(path: Path) -> None:
 
 
 def test_every_command_of_vllmdiag_in_every_playbook_is_understood_by_the_command_line() -> None:
-    seen = {tuple(args) for book in BOOKS for args in _own_commands(book.body)}
+    seen = {tuple(args) for book in BOOKS for args in own_commands(book.body)}
     assert {args[0] for args in seen} >= {"diagnose", "ps", "ring", "stacks", "shm", "endpoints", "client", "playbook"}
     for args in sorted(seen):
-        _parse(list(args))
+        parse(list(args))
 
 
 def test_a_command_that_does_not_exist_would_be_found() -> None:
-    assert _own_commands("see `vllmdiag ring {pid} --nosuch` and\n```sh\nps | vllmdiag nosuch  # why\n```\n") == [
+    assert own_commands("see `vllmdiag ring {pid} --nosuch` and\n```sh\nps | vllmdiag nosuch  # why\n```\n") == [
         ["nosuch"],
         ["ring", "2839", "--nosuch"],
     ]
     for args in (["ring", "2839", "--nosuch"], ["nosuch"], ["ring", "no-pid"]):
         with pytest.raises(typer.TyperException):
-            _parse(args)
+            parse(args)
 
 
 def test_every_next_step_of_the_catalogue_is_understood_by_the_command_line() -> None:
     commands_ = [step.command for entry in catalogue().values() for step in entry.next]
-    own = [stage[1:] for command in commands_ for stage in _shell(fill(command, NUMBERS))]
+    own = [args for command in commands_ for args in calls_in(fill(command, NUMBERS))]
     assert own
     for args in own:
-        _parse(args)
+        parse(args)
 
 
 @pytest.mark.parametrize("book", [b for b in BOOKS if catalogue()[b.cause].next], ids=lambda book: book.cause)
@@ -152,7 +112,7 @@ def test_to_be_sure_vllmdiag_comes_first_and_nothing_is_changed(book: Playbook) 
     assert lines[0].startswith("vllmdiag ")
     assert any(not line.startswith("vllmdiag ") for line in lines)
     for line in lines:
-        for stage in _stages(line):
+        for stage in stages(line):
             assert any(stage[: len(use.split())] == use.split() for use in READ_ONLY), f"{stage} may change something"
         assert not NEVER.search(re.sub(r"'[^']*'", "''", line)), line
 
@@ -228,7 +188,7 @@ def test_terms_have_one_meaning_each_and_lead_somewhere() -> None:
     for term in terms():
         for other in term.see:
             if other.startswith("vllmdiag "):
-                _parse(shlex.split(other)[1:])
+                parse(shlex.split(other)[1:])
             else:
                 assert other in catalogue() or find(other) is not None, f"{term.name}: {other}"
 
