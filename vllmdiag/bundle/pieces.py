@@ -50,7 +50,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\u200e\u200f\ufeff]
 _FENCE = re.compile(r"^\s{0,12}(?:[-*+]\s+|\d+[.)]\s+)?(`{3,}|~{3,})\s*([\w+-]*)\s*$")
 _TAG = re.compile(r"</?(?:details|summary|pre|code|p|br|div|span|b|strong|h[1-6])(?:\s[^<>]*)?/?>", re.IGNORECASE)
 _QUOTE = re.compile(r"^\s{0,3}>\s?")
-_CURL = re.compile(r"^> (?:(?:GET|POST|HEAD|PUT|OPTIONS|DELETE) /|[A-Za-z-]+: |$)")
+_CURL = re.compile(r"^> (?:(?:GET|POST|HEAD|PUT|OPTIONS|DELETE) (?:/|https?://)|[A-Za-z-]+: |$)")
 
 
 def clean_lines(lines: Iterable[str]) -> Iterator[Line]:

@@ -84,7 +84,7 @@ class Case:
     def listening(self) -> bool:
         """A server of the instance listens for HTTP, as far as its sockets or an answer show it."""
         scene = self.scene
-        if any(probe.status is not None for probe in scene.snapshot.http):
+        if any(probe.status is not None for probe in scene.probes):
             return True
         servers = {m.pid for m in scene.instance.of("APIServer", "Launcher")}
         bound = [s for s in scene.listeners if s.family != "unix" and s.port in scene.http_ports]

@@ -21,7 +21,7 @@ def client_findings(case: Case) -> Iterator[Finding]:
 
 
 def _loop_blocked(case: Case) -> Iterator[Finding]:
-    probes = [p for p in case.scene.snapshot.http if p.path == "/health"]
+    probes = [p for p in case.scene.probes if p.path == "/health"]
     silent = bool(probes) and all(p.status is None and p.error == "timeout" for p in probes)
     if not silent or case.starting:
         return
@@ -84,7 +84,7 @@ def _left_unnoticed(case: Case) -> Iterator[Finding]:
     """Clients have closed, the server does not close in turn, and the engine works on."""
     ports = set(case.scene.http_ports)
     servers = {m.pid for m in case.scene.servers if not case.halted(m.pid)}
-    answers = any(p.status is not None for p in case.scene.snapshot.http)
+    answers = any(p.status is not None for p in case.scene.probes)
     left = [
         s
         for s in case.scene.snapshot.sockets

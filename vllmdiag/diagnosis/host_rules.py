@@ -45,7 +45,7 @@ def host_findings(case: Case) -> Iterator[Finding]:
     if len(words) < 2 and not starved:
         return
     held = [e for e in case.scene.engines if case.progress[e.pid].frozen]
-    silent = any(p.status is None and p.error == "timeout" for p in case.scene.snapshot.http)
+    silent = any(p.status is None and p.error == "timeout" for p in case.scene.probes)
     stands = bool(held) or silent
     who = held[0].pid if held else case.scene.instance.roots[0]
     yield case.finding(

@@ -124,7 +124,9 @@ def _fold(findings: list[Finding]) -> list[Finding]:
     root = ordered[0]
     return [root] + [
         f
-        if f.severity == "info" or (f.layer == 5 and root.layer != 5) or f.cause == "shm-full-of-leaks"
+        if f.severity == "info"
+        or (f.layer == 5 and root.layer != 5 and f.cause != "fd-exhausted")
+        or f.cause == "shm-full-of-leaks"
         else msgspec.structs.replace(f, folded_into=root.cause)
         for f in ordered[1:]
     ]
@@ -153,7 +155,9 @@ def _works(case: Case) -> bool:
 
 
 def _verdict(case: Case, findings: list[Finding]) -> Verdict:
-    return _of_root(case.scene.snapshot, findings) or _healthy(case, findings)
+    found = _of_root(case.scene.snapshot, findings) or _healthy(case, findings)
+    # One look may be of a server at work: that is no fault, and no health either.
+    return msgspec.structs.replace(found, status="unknown") if found.cause == "unknown" and glimpse(case) else found
 
 
 def _of_root(snapshot: Snapshot, findings: list[Finding]) -> Verdict | None:
@@ -223,7 +227,7 @@ def _healthy(case: Case, findings: list[Finding]) -> Verdict:
     outstanding = [w for e in scene.engines for w in case.progress[e.pid].outstanding]
     everyone = [*scene.engines, *scene.workers]
     idle = [m for m in everyone if case.acts[m.pid].kind == IDLE]
-    silent = [p for p in scene.snapshot.http if p.path == "/health" and p.status is None and p.error != "tls"]
+    silent = [p for p in scene.probes if p.path == "/health" and p.status is None and p.error != "tls"]
     if silent and scene.servers and not working:
         summary = f"the engine is idle, but /health gave no answer ({silent[0].error}): why could not be seen"
         return say(
@@ -296,7 +300,7 @@ def _unfaulted(case: Case, snapshot: Snapshot, layer: int) -> tuple[LayerStatus,
         if unseen:
             return "unknown", f"stacks of {', '.join(unseen)} not readable"
         return "ok", "by stacks: no rank is held in a collective" if scene.workers else "no worker process"
-    probes = [p for p in snapshot.http if p.path == "/health"]
+    probes = [p for p in scene.probes if p.path == "/health"]
     if not probes:
         return (
             ("ok", "no HTTP yet") if case.starting else ("unknown" if scene.servers else "ok", "no HTTP server to ask")

@@ -34,6 +34,11 @@ def _ticks(process: Process) -> str:
     return f"{process.cpu_s:.2f} s of CPU"
 
 
+def _used(case: Case, process: Process) -> str:
+    """CPU over the window; nothing where there was one look only."""
+    return f", {_ticks(process)} in {case.window_s:.1f} s" if case.window_s else ""
+
+
 def _unkillable(case: Case) -> Iterator[Finding]:
     for pid, process in case.scene.processes.items():
         if not process.sigkill_pending or len(process.samples) < 2 or process.state not in ("R", "D"):
@@ -125,9 +130,7 @@ def _orphans(case: Case) -> Iterator[Finding]:
             evidence=[*lost, *_left(case, workers)],
             chain=tuple(case.link(w.pid) for w in workers),
         )
-    elif refusals := [
-        p for p in scene.snapshot.http if p.path == "/health" and p.status == _UNAVAILABLE and not p.proxy
-    ]:
+    elif refusals := [p for p in scene.probes if p.path == "/health" and p.status == _UNAVAILABLE]:
         engine = engines[0] if engines else None
         yield case.finding(
             "engine-dead",
@@ -257,7 +260,7 @@ def _stopped(case: Case) -> Iterator[Finding]:
             member.pid,
             f"{member.label} (pid {member.pid}) is {state}",
             evidence=[
-                f"stat of {member.pid}: {process.state}, {_ticks(process)} in {case.window_s:.1f} s"
+                f"stat of {member.pid}: {process.state}{_used(case, process)}"
                 + (f", last ran {since:.0f} s ago" if since is not None else ""),
                 *stage_evidence(case, member.pid),
                 *(f"{m.label} (pid {m.pid}) is {case.acts[m.pid].doing} too" for m in stopped[1:]),

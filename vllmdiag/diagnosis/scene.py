@@ -8,6 +8,7 @@ from functools import cached_property
 
 from vllmdiag.model.base import Missing
 from vllmdiag.model.diagnosis import Subject
+from vllmdiag.model.http import HttpProbe
 from vllmdiag.model.process import Process
 from vllmdiag.model.shm import Segment
 from vllmdiag.model.snapshot import Snapshot
@@ -33,10 +34,15 @@ class Scene:
     @cached_property
     def version(self) -> str | None:
         """vLLM's version: what the server says, else what its files say."""
-        for probe in self.snapshot.http:
+        for probe in self.probes:
             if probe.version:
                 return probe.version
         return next((p.vllm_version for p in self.processes.values() if p.vllm_version), None)
+
+    @cached_property
+    def probes(self) -> tuple[HttpProbe, ...]:
+        """What was asked of the server itself: an answer of a proxy says nothing of it."""
+        return tuple(p for p in self.snapshot.http if not p.proxy)
 
     @cached_property
     def processes(self) -> dict[int, Process]:

@@ -104,7 +104,7 @@ def _intercepted(snapshot: Snapshot, words: dict[str, str]) -> Iterator[Finding]
         ],
         chain=(Link(subject=who, doing="asks the proxy"),),
         confidence="high" if direct else "medium",
-        words=words,
+        words={**words, "port": str(next((p.port for p in (*direct, probe) if p.port), 8000))},
     )
 
 

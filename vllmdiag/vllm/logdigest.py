@@ -244,10 +244,10 @@ class LogReader:
 
     def _keep(self, part: Said) -> None:
         """The line as vLLM wrote it, without what others have put before it."""
-        label = f"({part.label} pid={part.pid}) " if part.label else ""
-        where = f"[{part.source}] " if part.source else ""
-        stamp = f"{part.level} {part.time} ".lstrip() if part.level else ""
-        text = f"{label}{stamp}{where}{part.text}"[:_MAX_CHARS]
+        label = f"({part.label} pid={part.pid})" if part.label else ""
+        where = f"[{part.source}]" if part.source else ""
+        words = " ".join(word for word in (label, part.level, part.level and part.time, where) if word)
+        text = f"{words} {part.text}".lstrip()[:_MAX_CHARS]
         line = LogLine(file=self._file, number=self._number, text=text)
         if len(self._first_lines) < _MAX_LINES // 4:
             self._first_lines.append(line)

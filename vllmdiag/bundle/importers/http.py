@@ -13,17 +13,24 @@ from .format import Context, block
 
 _METHOD = r"(?P<method>GET|POST|HEAD|PUT|DELETE)"
 _LINE = re.compile(
-    rf"^\s*{_METHOD}\s+(?P<url>\S*?/\S*?):?(?:\s+\([^)]*\))?\s*(?:->|:|=>)?\s+"
+    rf"^\s*{_METHOD}\s+(?P<url>\S*?/\S*?):?(?:\s+(?:via|through|by way of)\s+(?:the\s+)?(?:proxy\s+)?(?P<proxy>\S+?))?"
+    r"(?:\s+\([^)]*\))?\s*(?:->|:|=>)?\s+"
     r"(?P<rest>(?:HTTP/\d\S*\s+)?(?:[1-5]\d\d\b|no |time|refus|reset|hang|fail|error|empty|conn).*)$",
     re.IGNORECASE,
 )
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|seconds|m|min)\b")
 _CURL = re.compile(
-    rf"^\s*(?:>\s*{_METHOD}\s+(?P<path>/\S*)\s+HTTP/|\*\s+(?:Trying|Connected to|Host )|<\s*HTTP/\S+\s+\d+"
+    rf"^\s*(?:>\s*{_METHOD}\s+\S+\s+HTTP/|\*\s+(?:Trying|Connected to|Host |Uses proxy env)|<\s*HTTP/\S+\s+\d+"
     r"|curl: \(\d+\)|HTTP/\d\S*\s+[1-5]\d\d)"
 )
 _CURL_GOES_ON = re.compile(r"^\s*(?:[*<>{}]|curl: \(\d+\)|HTTP/|[A-Za-z-]+: |data: |\s*[\d-]+ +[\d.]+[kMG]? )")
-_REQUEST = re.compile(rf"^\s*>\s*{_METHOD}\s+(?P<path>/\S*)")
+_REQUEST = re.compile(rf"^\s*>\s*{_METHOD}\s+(?P<proxy>https?://[^/\s]+)?(?P<path>/\S*)")
+"""To a proxy the whole address is sent, to a server only its path."""
+_PROXY = re.compile(
+    r"^\s*(?:\*\s+Uses proxy env variable \w+ == '(?P<name>[^']+)'|>\s*Proxy-Connection:"
+    r"|<\s*(?:X-Squid-Error|Proxy-\w+):|<\s*Server: (?P<server>squid|tinyproxy)\b)",
+    re.IGNORECASE,
+)
 _STATUS = re.compile(r"^\s*(?:<\s*)?HTTP/\S+\s+(?P<status>\d{3})")
 _FAILED = re.compile(r"curl: \((?P<code>\d+)\)\s*(?P<words>.*)")
 _URL = re.compile(r"https?://[^/\s:'\"]+(?::(?P<port>\d+))?(?P<path>/[^\s'\"]*)?")
@@ -62,6 +69,7 @@ def _read_lines(lines: Sequence[str], context: Context, draft: Draft) -> None:
                 status=int(status[1]) if status else None,
                 error="" if status else _error(rest),
                 total_s=_seconds(took) if took else None,
+                proxy=found["proxy"] or "",
             ),
         )
 
@@ -88,6 +96,7 @@ class _Exchange(NamedTuple):
     error: str
     took_s: float | None
     version: str | None
+    proxy: str
 
 
 def _read_curl(lines: Sequence[str], context: Context, draft: Draft) -> None:
@@ -103,6 +112,7 @@ def _read_curl(lines: Sequence[str], context: Context, draft: Draft) -> None:
                 error=each.error,
                 total_s=each.took_s,
                 version=each.version,
+                proxy=each.proxy,
             ),
         )
 
@@ -112,16 +122,19 @@ def _exchanges(lines: Sequence[str], context: Context) -> Iterator[_Exchange]:
     path = (asked["path"] or "/") if asked else ""
     port = int(asked["port"] or 80) if asked else 0
     method, status, version = "GET", None, None
-    open_request = bool(asked)
+    open_request, proxy = bool(asked), ""
     for line in lines:
         request, answer, failed, linked = (
             _REQUEST.match(line), _STATUS.match(line), _FAILED.search(line), _CONNECTED.search(line),
         )  # fmt: skip
-        if linked is not None:
+        if by_proxy := _PROXY.match(line):
+            proxy = by_proxy["name"] or proxy or by_proxy["server"] or "a proxy"
+        if linked is not None and not proxy:
             port = int(linked["port"])
         elif request is not None:
             if status is not None:
-                yield _Exchange(method, path, port, status, "", None, version)
+                yield _Exchange(method, path, port, status, "", None, version, proxy)
+            proxy = proxy or ("a proxy" if request["proxy"] else "")
             method, path, status, version, open_request = request["method"], request["path"], None, None, True
         elif answer is not None:
             status, open_request = int(answer["status"]), True
@@ -130,14 +143,14 @@ def _exchanges(lines: Sequence[str], context: Context) -> Iterator[_Exchange]:
             error = _CURL_ERRORS.get(failed["code"], failed["words"][:60])
             seconds = int(took[1]) / 1000 if took else None
             # bytes that came before it gave up do not make an answer
-            yield _Exchange(method, path, port, None, error, seconds, None)
+            yield _Exchange(method, path, port, None, error, seconds, None, proxy)
             status, open_request = None, False
         elif found := _VERSION.search(line):
             version = found[1]
     if status is not None:
-        yield _Exchange(method, path, port, status, "", None, version)
+        yield _Exchange(method, path, port, status, "", None, version, proxy)
     elif open_request and path:
-        yield _Exchange(method, path, port, None, "timeout", None, None)
+        yield _Exchange(method, path, port, None, "timeout", None, None, proxy)
 
 
 def _read_client(lines: Sequence[str], _context: Context, draft: Draft) -> None:
