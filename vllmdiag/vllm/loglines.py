@@ -79,8 +79,8 @@ def _pattern(regex: str) -> re.Pattern[str]:
 
 @cache
 def kind(id: str) -> LogLineKind:
-    """One of them. Raises KeyError for an id that the table does not have."""
-    return {entry.id: entry for entry in kinds()}[id]
+    """One of them. An id that the table does not have, of a later version, means nothing."""
+    return {entry.id: entry for entry in kinds()}.get(id) or LogLineKind(id=id, regex="", meaning="", source="")
 
 
 @cache
