@@ -124,12 +124,16 @@ def _fold(findings: list[Finding]) -> list[Finding]:
     root = ordered[0]
     return [root] + [
         f
-        if f.severity == "info"
-        or (f.layer == 5 and root.layer != 5 and f.cause != "fd-exhausted")
-        or f.cause == "shm-full-of-leaks"
+        if f.severity == "info" or _stands_alone(f, root)
         else msgspec.structs.replace(f, folded_into=root.cause)
         for f in ordered[1:]
     ]
+
+
+def _stands_alone(finding: Finding, root: Finding) -> bool:
+    """Nothing else brings it about. A table of descriptors that is full may well be an echo of a stall."""
+    of_a_client = finding.layer == 5 and root.layer != 5 and finding.cause != "fd-exhausted"
+    return of_a_client or finding.cause == "shm-full-of-leaks"
 
 
 def rank(finding: Finding) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ from vllmdiag.vllm.wakeup import recheck_s
 
 from .activity import IDLE, Activity
 from .case import Case
+from .glimpse import AGAIN, glimpse
 from .gpu_rules import held_up
 from .process_rules import waiting_evidence
 from .rings import Ring
@@ -92,8 +93,27 @@ class _HeldUp:
         elif progress.frozen:
             # A message that a sleeper has not taken explains what the others wait for, on the GPU too.
             asleep = any(self._asleep(worker) for worker, _ in laggards(self.case, self.engine))
+            if not full and not asleep and glimpse(self.case):
+                yield from self._one_look()
+                return
             at_gpu = held_up(self.case, self.engine) if not asleep else None
             yield from [at_gpu] if at_gpu is not None else self._frozen()
+
+    def _one_look(self) -> Iterator[Finding]:
+        """Pasted evidence of one moment: where to look, and no more, unless everybody waits for everybody."""
+        if self.workers and len(self.in_state("idle")) == len(self.workers):
+            yield self._all_idle()
+            return
+        busy = [w for w in self.workers if self._computes(w)]
+        at_gpu = [*self.in_state("collective"), *self.in_state("gpu_wait")]
+        if self.act.seen and self.act.state not in ("wait_response", "wait_readers", "wait_start"):
+            summary = f"{self.engine.label} is {self.act.doing}; {AGAIN}"
+            yield self.undecided(4 if self.act.state in ("collective", "gpu_wait") else 3, summary)
+        else:
+            who = busy or at_gpu or list(self.workers)
+            doing = f": {who[0].label} {self.doing(who[0])}" if who else ""
+            layer = 3 if busy or not at_gpu else 4
+            yield self.undecided(layer, f"{self.engine.label} waits for its workers{doing}; {AGAIN}")
 
     def _frozen(self) -> Iterator[Finding]:
         ring = broadcast_ring(self.case, self.engine)

@@ -35,7 +35,7 @@ def thread_findings(case: Case, engine: Member) -> Iterator[Finding]:
         # A send that waits for a server which does not read is that server's fault, not the thread's.
         held = sending(case, engine) if unread_outputs(case, engine) else None
         for view in views:
-            if view is not held and view.still and act.kind == IDLE and not _at_rest(view.frames):
+            if view is not held and view.still and act.kind == IDLE and not at_rest(view.frames):
                 yield _stuck_thread(case, engine, view)
 
 
@@ -57,7 +57,7 @@ def _stuck_thread(case: Case, engine: Member, view: ThreadView) -> Finding:
 _REST = ("poll", "recv", "recv_multipart", "wait", "get", "select")
 
 
-def _at_rest(frames: Sequence[Frame]) -> bool:
+def at_rest(frames: Sequence[Frame]) -> bool:
     """It sleeps in its own poll or queue: the innermost frame is a wait, right above the thread's own function."""
     depth = next((i for i, f in enumerate(frames) if "process_" in f.name and "_socket" in f.name), len(frames))
     return depth == 0 or frames[0].name.rsplit(".", 1)[-1] in _REST

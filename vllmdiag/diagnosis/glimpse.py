@@ -1,0 +1,64 @@
+"""What pasted evidence cannot prove: one look tells no standstill from a step, and idle stacks alone tell no idleness.
+
+A live look always lasts for a window and asks for counters; what people paste often is one dump of stacks. Blind is
+never healthy, and a moment of a server at work is no fault.
+"""
+
+from __future__ import annotations
+
+from vllmdiag.vllm.loglines import find
+
+from .case import Case
+from .devices import seems_spinning
+from .motion import gauge
+from .thread_rules import at_rest
+
+AGAIN = "one look only: whether anything moves is not known; look twice, 30 s apart"
+_STANDS = ("long_wait", "rpc_timeout", "waiting_engines", "waiting_engines_0_8", "nccl_watchdog", "cancelled")
+"""Lines of a log that say that something has not moved for long."""
+
+
+def glimpse(case: Case) -> bool:
+    """The evidence shows one moment of the instance, and nothing in it says that it lasted."""
+    snapshot = case.scene.snapshot
+    if not snapshot.pasted or snapshot.ras or snapshot.flight_records:
+        return False
+    if any(act.main is not None and act.main.dumps > 1 for act in case.acts.values()):
+        return False
+    if any(progress.counters_known for progress in case.progress.values()) or unanswered(case):
+        return False
+    if any(seems_spinning(device) for device in snapshot.accelerators):
+        return False
+    lines = (find(line.text, case.scene.version) for line in snapshot.log_lines)
+    return not any(line is not None and line.kind.id in _STANDS for line in lines)
+
+
+def unanswered(case: Case) -> list[str]:
+    """Requests for tokens that got no answer, in words."""
+    return [
+        f"{probe.method} {probe.path}: no answer" + (f" in {probe.total_s:g} s" if probe.total_s else "")
+        for probe in case.scene.snapshot.http
+        if probe.method == "POST" and probe.status is None and probe.error == "timeout"
+    ]
+
+
+def not_proven_idle(case: Case) -> str:
+    """Why idle stacks do not mean that nothing is outstanding, in pasted evidence; empty where they do."""
+    snapshot = case.scene.snapshot
+    if not snapshot.pasted:
+        return ""
+    if lost := unanswered(case):
+        return lost[0]
+    for engine in case.scene.engines:
+        act = case.acts[engine.pid]
+        stuck = [t for t in act.threads if "process_" in t.name and "_socket" in t.name and not at_rest(t.frames)]
+        if stuck:
+            return f"thread {stuck[0].name} of {engine.label} is in {stuck[0].frames[0].name}"
+    answered = any(p.method == "POST" and p.status is not None and p.status < 300 for p in snapshot.http)
+    names = ("num_requests_running", "num_requests_waiting")
+    counts = [gauge(case.scene, engine, name) for engine in case.scene.engines for name in names]
+    if answered or (counts and all(count == 0 for count in counts)):
+        return ""
+    if any(counts):
+        return "requests are unfinished by /metrics"
+    return "whether requests are outstanding is not in the evidence: add /metrics, or one request of one token"
