@@ -19,9 +19,10 @@ _STAND_FOR = {"PID": "2839", "TARGET": "2839", "PORT": "8000", "VERB": "diagnose
 
 def stages(command: str) -> Iterator[list[str]]:
     """The programs of a pipeline with their arguments."""
-    words = list(shlex.shlex(command, posix=True, punctuation_chars="|<>;&"))
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="|<>;&")
+    lexer.whitespace_split = True  # an address with its port is one word
     stage: list[str] = []
-    for word in words:
+    for word in lexer:
         if word and set(word) <= set("|<>;&"):
             yield stage
             stage = []
