@@ -10,7 +10,7 @@ from vllmdiag.vllm.loglines import find
 
 from .case import Case
 from .devices import seems_spinning
-from .motion import gauge
+from .motion import gauge, unanswered
 from .thread_rules import at_rest
 
 AGAIN = "one look only: whether anything moves is not known; look twice, 30 s apart"
@@ -25,7 +25,7 @@ def glimpse(case: Case) -> bool:
         return False
     if any(act.main is not None and act.main.dumps > 1 for act in case.acts.values()):
         return False
-    if any(progress.counters_known for progress in case.progress.values()) or unanswered(case):
+    if any(progress.counters_known for progress in case.progress.values()) or unanswered(case.scene):
         return False
     if any(seems_spinning(device) for device in snapshot.accelerators):
         return False
@@ -33,21 +33,12 @@ def glimpse(case: Case) -> bool:
     return not any(line is not None and line.kind.id in _STANDS for line in lines)
 
 
-def unanswered(case: Case) -> list[str]:
-    """Requests for tokens that got no answer, in words."""
-    return [
-        f"{probe.method} {probe.path}: no answer" + (f" in {probe.total_s:g} s" if probe.total_s else "")
-        for probe in case.scene.snapshot.http
-        if probe.method == "POST" and probe.status is None and probe.error == "timeout"
-    ]
-
-
 def not_proven_idle(case: Case) -> str:
     """Why idle stacks do not mean that nothing is outstanding, in pasted evidence; empty where they do."""
     snapshot = case.scene.snapshot
     if not snapshot.pasted:
         return ""
-    if lost := unanswered(case):
+    if lost := unanswered(case.scene):
         return lost[0]
     for engine in case.scene.engines:
         act = case.acts[engine.pid]

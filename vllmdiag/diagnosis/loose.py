@@ -13,7 +13,7 @@ from vllmdiag.vllm.stages import socket_path_bytes, unix_path_limit
 from . import write
 from .host_rules import loose_memory_findings, overloaded
 from .log_rules import loose_log_findings
-from .shm_rules import leak_line, leak_words, leaked
+from .shm_rules import leak_line, leak_words, leaked, outgrown, outgrown_words
 from .traffic_rules import traffic_findings
 
 
@@ -26,6 +26,7 @@ def loose_findings(snapshot: Snapshot) -> Iterator[Finding]:
         *loose_log_findings(snapshot),
         *_limits(snapshot),
         *_host(snapshot),
+        *_room(snapshot),
         *_leaks(snapshot),
         *traffic_findings(snapshot, well=False, target=target),
     ):
@@ -84,6 +85,20 @@ def _host(snapshot: Snapshot) -> Iterator[Finding]:
             evidence=words,
             chain=(Link(subject=host, doing="gives no processor"),),
             confidence="medium",
+        )
+
+
+def _room(snapshot: Snapshot) -> Iterator[Finding]:
+    found = outgrown(snapshot)
+    if found is not None:
+        mount, rings = found
+        who = Subject(role="Other", pid=mount.pids[0] if mount.pids else None, label="/dev/shm")
+        yield write.finding(
+            "shm-too-small",
+            who,
+            outgrown_words(mount, rings),
+            evidence=[f"{s.name}: {s.size} B" for s in rings[:8]],
+            chain=(Link(subject=who, doing="has no room for the rings"),),
         )
 
 

@@ -143,6 +143,15 @@ def _backlog(scene: Scene, engine: Member) -> list[str]:
     return found
 
 
+def unanswered(scene: Scene) -> list[str]:
+    """Requests for tokens that got no answer, in words. Only pasted evidence has some: a look asks for none."""
+    return [
+        f"{probe.method} {probe.path}: no answer" + (f" in {probe.total_s:g} s" if probe.total_s else "")
+        for probe in scene.snapshot.http
+        if probe.method == "POST" and probe.status is None and probe.error == "timeout"
+    ]
+
+
 def is_counter(name: str) -> bool:
     """It only grows: a change is motion."""
     return name.partition(":")[0].endswith(_COUNTS)

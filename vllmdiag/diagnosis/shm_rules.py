@@ -53,6 +53,20 @@ def _room(case: Case, mount: ShmMount) -> Iterator[Finding]:
         )
 
 
+def outgrown(snapshot: Snapshot) -> tuple[ShmMount, tuple[Segment, ...]] | None:
+    """A mount that is smaller than a ring in it (rings are sparse, so it was made all the same), and its rings."""
+    rings = tuple(s for s in snapshot.segments if classify_file(s.name, s.size).ring)
+    small = [m for m in snapshot.shm_mounts if any(s.size > m.size for s in rings)]
+    return (small[0], rings) if small else None
+
+
+def outgrown_words(mount: ShmMount, rings: tuple[Segment, ...]) -> str:
+    """The same in words."""
+    total = sum(s.size for s in rings)
+    count = f"{len(rings)} rings may grow to {_mib(total)}" if len(rings) > 1 else f"its ring may grow to {_mib(total)}"
+    return f"/dev/shm has {_mib(mount.size)}, {_mib(mount.free)} free, and {count}: a write past it is a SIGBUS"
+
+
 def _unlinked(case: Case) -> Iterator[Finding]:
     """Rings in use whose file is gone. An engine that ends removes them itself: it is no longer in its loop."""
     if case.starting or not case.scene.engines or not all(case.in_loop(e) for e in case.scene.engines):

@@ -11,13 +11,17 @@ from vllmdiag.vllm.threads import expected, is_thread
 
 from .activity import IDLE, STOPPED, ThreadView
 from .case import Case
+from .motion import unanswered
 from .output_rules import sending, unread_outputs
 
 
 def thread_findings(case: Case, engine: Member) -> Iterator[Finding]:
     """The engine's socket threads: gone, or stuck outside their poll."""
     act = case.acts[engine.pid]
-    if act.main is None or act.main.dumps < 2 or not case.in_loop(engine) or act.kind == STOPPED:
+    if act.main is None or not case.in_loop(engine) or act.kind == STOPPED:
+        return
+    waited = unanswered(case.scene) if act.main.dumps == 1 else []
+    if act.main.dumps < 2 and not waited:
         return
     wanted = [t for t in expected("EngineCore", case.scene.version) if t.required]
     for part in ("process_input", "process_output"):
@@ -35,7 +39,7 @@ def thread_findings(case: Case, engine: Member) -> Iterator[Finding]:
         # A send that waits for a server which does not read is that server's fault, not the thread's.
         held = sending(case, engine) if unread_outputs(case, engine) else None
         for view in views:
-            if view is not held and view.still and act.kind == IDLE and not at_rest(view.frames):
+            if view is not held and (view.still or waited) and act.kind == IDLE and not at_rest(view.frames):
                 yield _stuck_thread(case, engine, view)
 
 
@@ -49,8 +53,10 @@ def _stuck_thread(case: Case, engine: Member, view: ThreadView) -> Finding:
             f"{top.name} ({top.file}:{top.line}) in {view.dumps} of {view.dumps} dumps"
             + (f", {view.cpu:.2f} cores" if view.cpu is not None else ""),
             *case.progress[engine.pid].outstanding[:3],
+            *unanswered(case.scene)[:1],
         ],
         chain=case.chain(engine.pid),
+        confidence="high" if view.still else "medium",
     )
 
 
