@@ -273,29 +273,29 @@ def path_trouble(group: Group) -> tuple[list[str], bool]:
     devices = devices if len(devices) > 1 else list(snapshot.accelerators)
     indices = {d.index for d in devices}
     peers = [p for d in devices for p in d.peers if p.index in indices]
-    if peers and all(p.path.startswith("NV") for p in peers if p.path):
-        peers_refuse = [p for p in peers if p.p2p not in ("", "ok")]
-        return [f"the driver refuses P2P: {p.p2p}" for p in peers_refuse[:1]], bool(peers_refuse)
+    linked = any(link.up for d in devices for link in (d.readings[-1].links if d.readings else ()))
+    told = [p.path for p in peers if p.path]
+    if linked or (told and all(path.startswith("NV") for path in told)):
+        return [], False
+    if peers and all(p.p2p not in ("", "ok") for p in peers):
+        return [], False  # the driver offers no direct access, so nobody uses it
     redirect = [b.pci for d in devices for b in d.bridges or () if b.redirects]
     hidden = any(b.redirects is None for d in devices for b in d.bridges or ())
     kinds = sorted({d.iommu for d in devices if d.iommu})
     translated = bool(kinds) and all(kind.lower().startswith("dma") for kind in kinds)
-    refused = sorted({p.p2p for p in peers if p.p2p not in ("", "ok")})
     words = []
     if redirect:
         count = len(set(redirect))
         words.append(f"{count} bridge{'s' if count > 1 else ''} on the way redirect{'' if count > 1 else 's'} (ACS)")
     if translated:
         words.append(f"the IOMMU translates (group type {', '.join(kinds)})")
-    if refused:
-        words.append(f"the driver refuses P2P: {', '.join(refused)}")
-    if kinds and not translated and not refused:
+    if kinds and not translated:
         return [], False  # the IOMMU passes addresses through: ACS alone does no harm
     if words and hidden and not redirect:
         words.append("ACS of the bridges not readable: only root may")
     if words and (levels := sorted({p.path for p in peers if p.path})):
         words.append(f"path between the GPUs: {', '.join(levels)}")
-    return words, bool(refused) or bool(redirect and translated)
+    return words, bool(redirect and translated)
 
 
 def known_hangs(group: Group) -> list[str]:

@@ -196,13 +196,18 @@ def _together(group: Group) -> bool:
     return bool(ranks) and len(ranks) == len(group.seen) and (group.spinning is True or not group.of(BLIND))
 
 
+def _never_served(group: Group) -> bool:
+    """Nothing shows that collectives have worked: a path that is bad now was bad before."""
+    return group.engine is None or not group.case.in_loop(group.engine)
+
+
 def _custom_all_reduce(group: Group) -> Finding | None:
     inside = group.at("custom_ar")
     if not _together(group) or len(inside) < 2 or len(inside) != len(group.seen) or group.at("cuda.graph_capture"):
         return None
     if group.spinning is False:
         return None
-    words, _ = path_trouble(group)
+    words = path_trouble(group)[0] if _never_served(group) else []
     off = group.case.scene.environ("NCCL_P2P_DISABLE") == "1"
     where = f"{group.names(inside)} spin in vLLM's own all-reduce (no NCCL)"
     if words or off:
@@ -231,7 +236,7 @@ def _graphs(group: Group) -> Finding | None:
     capture = group.at("cuda.graph_capture")
     what = "the capture of a CUDA graph" if capture else "the replay of a CUDA graph"
     summary = f"{group.names(inside)} stand in {what}: {inside[0].act.doing}, at {inside[0].at}"
-    words, _ = path_trouble(group)
+    words = path_trouble(group)[0] if _never_served(group) else []
     return group.say("cudagraph-capture-stuck", inside[0], summary, words, confidence=group.sure())
 
 
@@ -282,7 +287,7 @@ def _first_collective(group: Group) -> Finding | None:
     if group.at("nccl.init"):
         return None  # the communicator itself is not made
     first = len(group.at("nccl.first")) == len(inside)
-    words, certain = path_trouble(group)
+    words, certain = path_trouble(group) if first or _never_served(group) else ([], False)
     off = group.case.scene.environ("NCCL_P2P_DISABLE") == "1"
     if words and not off:
         which = "first collective" if first else "collective"

@@ -16,7 +16,7 @@ SHM_DIRECTORY = "/dev/shm/"
 DELETED = " (deleted)"
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-_DEVICE = re.compile(r"/dev/(nvidia|kfd|dri/|accel)")
+_DEVICE = re.compile(r"/dev/(nvidia|kfd|dri/|accel|infiniband/uverbs)")
 
 
 class Descriptors(NamedTuple):

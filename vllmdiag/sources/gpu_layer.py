@@ -13,12 +13,12 @@ import msgspec
 
 from vllmdiag.model.base import Missing
 from vllmdiag.model.gpu import Accelerator, Driver, FlightRecord, RasReport
-from vllmdiag.model.process import Limits, Process
+from vllmdiag.model.process import Limits, Namespaces, Process
 from vllmdiag.model.snapshot import Snapshot, SourceCost
 from vllmdiag.model.sockets import Socket
 from vllmdiag.vllm.gpu import gpu, speaks_ras
 
-from . import accelerators, nccl_ras
+from . import accelerators, fatbin, nccl_ras, pci_paths
 
 _DEVICES_S = 5.0
 _AFTER_S = 4.0
@@ -90,15 +90,36 @@ class GpuLayer:
             driver, own = probe.result()
             drivers.append(driver)
             devices += own
+        around = pci_paths.surroundings(devices, self._root) if devices else pci_paths.Surroundings(devices=())
         return msgspec.structs.replace(
             snapshot,
-            drivers=tuple(drivers),
-            accelerators=tuple(devices),
+            drivers=tuple(self._with_fabric(d, around.fabric_manager) for d in drivers),
+            accelerators=around.devices,
+            rdma=around.rdma,
+            processes=self._with_kernels(snapshot.processes, around.devices),
             ras=tuple(self._reports),
             flight_records=tuple(self._records),
             missing=(*snapshot.missing, *self._missing, *self._holes(drivers)),
             costs=(*snapshot.costs, *self._costs),
         )
+
+    def _with_fabric(self, driver: Driver, manager: str) -> Driver:
+        return msgspec.structs.replace(driver, fabric_manager=manager) if driver.vendor == "nvidia" else driver
+
+    def _with_kernels(self, processes: Sequence[Process], devices: Sequence[Accelerator]) -> tuple[Process, ...]:
+        """The users of GPUs with what their kernel libraries were built for; ranks of one container share them."""
+        if not any(d.capability for d in devices):
+            return tuple(processes)
+        users, seen = {p.pid for p in self._processes}, {}
+        found = []
+        for process in processes:
+            space = process.namespaces.mnt if isinstance(process.namespaces, Namespaces) else process.pid
+            key = (space, process.libraries)
+            if process.pid in users and key not in seen:
+                seen[key] = fatbin.kernels_of(process, self._root)
+            kernels = seen.get(key, ()) if process.pid in users else ()
+            found.append(msgspec.structs.replace(process, kernels=kernels) if kernels else process)
+        return tuple(found)
 
     def close(self) -> None:
         """End what was started."""

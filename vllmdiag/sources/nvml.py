@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vllmdiag.model.gpu import Accelerator, DeviceProcess, Driver, NvLink, Reading, Trouble
+from vllmdiag.model.gpu import Accelerator, DeviceProcess, Driver, NvLink, Peer, Reading, Trouble
 from vllmdiag.vllm.gpu import NvmlError, gpu, nvml_error
 
 from . import nvml_child, procfs
@@ -213,6 +213,8 @@ class Nvml:
             readings=tuple(self._reading(index, t, answers) for t, answers in self._rounds if _any(answers, index)),
             ecc_uncorrected=fact("ecc"),
             rows_remapped=remapped[0] + remapped[1] if remapped else None,
+            capability=".".join(map(str, fact("capability") or ())),
+            peers=tuple(_peer(*told) for told in fact("p2p") or ()),
             fabric=gpu().fabric.get(fabric[0], f"state {fabric[0]}") if fabric else "",
             mig=bool(mig) if mig is not None else None,
             processes=tuple(DeviceProcess(pid=pid, memory=used) for pid, used in processes)
@@ -277,6 +279,11 @@ class Nvml:
                 critical=True,
             )
         return list(found.values())
+
+
+def _peer(index: int, level: int, status: int) -> Peer:
+    words = gpu()
+    return Peer(index=index, path=words.levels.get(level, ""), p2p=words.p2p.get(status, ""))
 
 
 def short_pci(address: str) -> str:

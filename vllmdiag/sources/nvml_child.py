@@ -64,6 +64,22 @@ def _fabric(nvml: Any, device: Any) -> object:
     return [info.state, info.status]
 
 
+def _capability(nvml: Any, device: Any) -> object:
+    return list(nvml.nvmlDeviceGetCudaComputeCapability(device))
+
+
+def _p2p(nvml: Any, device: Any) -> object:
+    """Index, level of the path and status of reads, for each other device."""
+    found = []
+    for other in range(nvml.nvmlDeviceGetCount()):
+        peer = nvml.nvmlDeviceGetHandleByIndex(other)
+        if nvml.nvmlDeviceGetIndex(device) != other:
+            level = nvml.nvmlDeviceGetTopologyCommonAncestor(device, peer)
+            # The binding's constant for reads is a tuple by mistake: its number is 0.
+            found.append([other, level, nvml.nvmlDeviceGetP2PStatus(device, peer, 0)])
+    return found
+
+
 def _links(nvml: Any, device: Any) -> object:
     """Number, up, errors of each link; a GPU with fewer than the most says so at the first that is too many."""
     found: list[list[object]] = []
@@ -97,6 +113,8 @@ ONCE: Calls = (
     ("remapped", lambda nvml, device: nvml.nvmlDeviceGetRemappedRows(device)),
     ("recovery", _recovery),
     ("fabric", _fabric),
+    ("capability", _capability),
+    ("p2p", _p2p),
 )
 EACH_TIME: Calls = (
     ("busy", _busy),

@@ -14,6 +14,7 @@ import msgspec
 from vllmdiag.model.base import Missing
 from vllmdiag.model.process import Limits, Memory, Namespaces, Process
 from vllmdiag.vllm import footprint
+from vllmdiag.vllm.gpu import gpu
 
 from . import deadline, procfs
 from .fds import DELETED, descriptors
@@ -60,7 +61,10 @@ def observe_all(
     seen = [look.finish({name: next(answers) for name in names}, allowed) for look in looks]
     seen = [_of_the_same(process, base, root) for process, base in zip(seen, bases, strict=True)]
     versions = _Versions(root)
-    return [msgspec.structs.replace(process, vllm_version=versions.of(process)) for process in seen]
+    return [
+        msgspec.structs.replace(process, vllm_version=versions.of(process), packages=versions.packages(process))
+        for process in seen
+    ]
 
 
 def _of_the_same(process: Process, base: Process, root: str) -> Process:
@@ -146,29 +150,39 @@ class _Versions:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._found: dict[tuple[object, str], str | None] = {}
+        self._found: dict[tuple[object, str], dict[str, str]] = {}
 
     def of(self, process: Process) -> str | None:
         """The release one process runs."""
+        found = self._beside(process)
+        return next((found[name] for name in footprint.DISTRIBUTIONS if name in found), None)
+
+    def packages(self, process: Process) -> dict[str, str]:
+        """Versions of the kernel libraries that are installed beside it."""
+        found = self._beside(process)
+        wanted = gpu().packages.items()
+        return {name: found[one] for name, names in wanted for one in names[::-1] if one in found}
+
+    def _beside(self, process: Process) -> dict[str, str]:
+        """Distributions of the directory in which vLLM was found, with their versions; empty where it was not."""
         space = process.namespaces.mnt if isinstance(process.namespaces, Namespaces) else process.pid
         for directory in _site_packages(process):
             key = (space, directory)
             if key not in self._found:
                 # Through its own root: in a container our path of that name is another file.
                 place = os.path.join(procfs.proc(self._root, process.pid, "root"), directory.lstrip("/"))
-                self._found[key] = _release_in(place)
-            if self._found[key] is not None:
+                self._found[key] = _distributions_in(place)
+            if self._found[key].keys() & set(footprint.DISTRIBUTIONS):
                 return self._found[key]
-        return None
+        return {}
 
 
-def _release_in(place: str) -> str | None:
+def _distributions_in(place: str) -> dict[str, str]:
     try:
         names = deadline.call(partial(_list, place)).decode("utf-8", "replace")
     except OSError:
-        return None
-    found = {match["name"]: match["version"] for name in names.split("\0") if (match := _DIST_INFO.fullmatch(name))}
-    return next((found[name] for name in footprint.DISTRIBUTIONS if name in found), None)
+        return {}
+    return {match["name"]: match["version"] for name in names.split("\0") if (match := _DIST_INFO.fullmatch(name))}
 
 
 def _list(directory: str) -> bytes:

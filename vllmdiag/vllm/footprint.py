@@ -14,6 +14,7 @@ LIBRARIES = re.compile(
     /lib(zmq|nccl|rccl|cuda|cudart|amdhip64|hsa-runtime64|gloo)[-.][^/]*$  # transports, runtimes
     | /lib(vgpu|cuda-control|jemalloc|tcmalloc)[^/]*$  # preloaded: GPU sharing shims, allocators
     | /vllm/[^/]*\.so$  # vLLM's own kernels: where it is installed
+    | /flashinfer(_jit_cache)?/.*\.so$ | /deep_ep[^/]*/[^/]*\.so$ | /libnvshmem[^/]*$  # kernels known to hang
     """,
     re.VERBOSE,
 )

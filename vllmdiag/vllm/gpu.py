@@ -87,6 +87,10 @@ class Gpu(msgspec.Struct, frozen=True):
     throttle: tuple[Throttle, ...]
     recovery: dict[int, str]
     fabric: dict[int, str]
+    levels: dict[int, str]
+    """nvmlGpuTopologyLevel_t in the words of `nvidia-smi topo`."""
+    p2p: dict[int, str]
+    """nvmlGpuP2PStatus_t in words."""
     xids: dict[int, str]
     harmless_xids: tuple[int, ...]
     program_xids: tuple[int, ...]
@@ -136,9 +140,9 @@ def known_hang(package: str, version: str, traces: Iterable[str]) -> KnownHang |
     """The known hang of a release of which a mapped library or a frame shows the kernels in use."""
     seen = tuple(traces)
     for one in gpu().known_hangs:
-        if one.package == package and parse(version) is not None and in_range(version, one.since, one.until):
-            if any(re.search(one.library, text) for text in seen):
-                return one
+        known = one.package == package and parse(version) is not None and in_range(version, one.since, one.until)
+        if known and any(re.search(one.library, text) for text in seen):
+            return one
     return None
 
 

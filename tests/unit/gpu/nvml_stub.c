@@ -92,6 +92,10 @@ result nvmlDeviceGetFieldValues(device d, int n, field *fields) {
 result nvmlDeviceGetGpuFabricInfoV(device d, fabric *f) { REACH(d); f->state = ails("nofabric", d) ? 2 : 3; f->status = OK; return OK; }
 result nvmlDeviceGetNvLinkState(device d, unsigned link, unsigned *up) { REACH(d); if (link >= 4) return INVALID; *up = !(link == 3 && ails("linkdown", d)); return OK; }
 result nvmlDeviceGetNvLinkErrorCounter(device d, unsigned link, int kind, unsigned long long *n) { REACH(d); (void)link; (void)kind; *n = 0; return OK; }
+result nvmlDeviceGetCudaComputeCapability(device d, int *major, int *minor) { REACH(d); *major = 9; *minor = 0; return OK; }
+result nvmlDeviceGetIndex(device d, unsigned *index) { REACH(d); *index = (unsigned)(long)d - 1; return OK; }
+result nvmlDeviceGetTopologyCommonAncestor(device d, device other, int *level) { REACH(d); (void)other; *level = 40; return OK; }
+result nvmlDeviceGetP2PStatus(device d, device other, int kind, int *status) { REACH(d); (void)other; (void)kind; *status = ails("nop2p", d) ? 1 : 0; return OK; }
 result nvmlDeviceGetMigMode(device d, unsigned *now, unsigned *next) { REACH(d); (void)now; (void)next; return NOT_SUPPORTED; }
 result nvmlDeviceGetComputeRunningProcesses_v3(device d, unsigned *n, process *found) {
     REACH(d);

@@ -36,6 +36,14 @@ def test_eight_gpus_are_read_twice_with_all_that_the_driver_offers(look: Look) -
     assert [p.pid for p in devices[3].processes or ()] == [4246]
 
 
+def test_how_the_gpus_reach_each_other_is_told(look: Look) -> None:
+    _, devices = look("nop2p=2")
+    assert {d.capability for d in devices} == {"9.0"}
+    assert [(p.index, p.path) for p in devices[0].peers] == [(i, "NODE") for i in range(1, 8)]
+    assert {p.p2p for p in devices[0].peers} == {"ok"}
+    assert {p.p2p for p in devices[2].peers} == {"chipset not supported"}
+
+
 def test_eight_kernels_that_wait_are_told_from_eight_that_work(look: Look) -> None:
     assert [spinning(device) for device in look("")[1]] == [True] * 8
     assert [spinning(device) for device in look("working")[1]] == [False] * 8
