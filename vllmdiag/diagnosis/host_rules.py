@@ -13,6 +13,8 @@ from .log_context import killed_for_memory
 
 _LOAD = 16.0
 """Runnable (or stuck) tasks a processor: a busy server with many threads stays well below."""
+_MANY = 64
+"""Processors that a host is taken to have where that was not told."""
 _KERNEL = 0.7
 _PRESSED = 0.9
 _STARVED = 0.3
@@ -22,14 +24,15 @@ _DEATHS = ("worker-dead", "engine-dead", "orphan-engine")
 def overloaded(snapshot: Snapshot) -> list[str]:
     """What shows that the host itself is the trouble, in words; empty where it is not, or where that is not known."""
     node = snapshot.node
-    if node.load1 is None or not node.n_cpus or node.load1 < _LOAD * node.n_cpus:
+    if node.load1 is None or node.load1 < _LOAD * (node.n_cpus or _MANY):
         return []
     words = []
     if node.kernel_share is not None and node.kernel_share >= _KERNEL:
         words.append(f"{node.kernel_share:.0%} of the time of all processors goes to the kernel")
     if node.pressure_cpu is not None and node.pressure_cpu >= _PRESSED:
         words.append(f"somebody waited for a processor in {node.pressure_cpu:.0%} of the last 10 s")
-    return [f"load {node.load1:g} on {node.n_cpus} processors", *words]
+    on = f" on {node.n_cpus} processors" if node.n_cpus else ""
+    return [f"load {node.load1:g}{on}", *words]
 
 
 def host_findings(case: Case) -> Iterator[Finding]:
@@ -46,7 +49,8 @@ def host_findings(case: Case) -> Iterator[Finding]:
         return
     held = [e for e in case.scene.engines if case.progress[e.pid].frozen]
     silent = any(p.status is None and p.error == "timeout" for p in case.scene.probes)
-    stands = bool(held) or silent
+    unseen = not any(case.acts[e.pid].seen or case.progress[e.pid].moved for e in case.scene.engines)
+    stands = bool(held) or silent or unseen
     who = held[0].pid if held else case.scene.instance.roots[0]
     yield case.finding(
         "host-overloaded",

@@ -86,14 +86,12 @@ def _paths(snapshot: Snapshot) -> list[str]:
 
 
 def _interfaces(snapshot: Snapshot) -> list[str]:
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP")
-    words = _environ(snapshot, *names)
+    hanging = [s for s in snapshot.sockets if s.state == "SYN-SENT" and _LOOPBACK.match(s.remote)]
+    words = [f"a connect to {s.remote} hangs: loopback never leads to another machine" for s in hanging[:2]]
     told = [p for p in snapshot.processes if p.environ]
     if told and not any(p.environ.get("GLOO_SOCKET_IFNAME") for p in told):
         words.append(f"GLOO_SOCKET_IFNAME is not set for pid {told[0].pid}")
-    hanging = [s for s in snapshot.sockets if s.state == "SYN-SENT" and _LOOPBACK.match(s.remote)]
-    words += [f"a connect to {s.remote} hangs: loopback never leads to another machine" for s in hanging[:2]]
-    return words
+    return [*words, *_environ(snapshot, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP")]
 
 
 def _ray(snapshot: Snapshot, event: LogEvent) -> list[str]:

@@ -27,6 +27,8 @@ _DEAD = {"Worker": "worker-dead", "RayWorker": "worker-dead", "EngineCore": "eng
 _RELAYS = ("worker_failed", "worker_failed_start", "worker_init_failed", "worker_exception", "ray_actor_died")
 _WORKER_SILENT = ("rpc_timeout", "cancelled", "long_wait", "stale_reply")
 """Echoes that tell that some worker has not answered."""
+_SAYS_MORE = ("cuda-fork-poisoned", "port-conflict")
+"""Causes of which the line of the log says more than what was found around it."""
 _PLACEMENT_S = 30.0
 _SOON_S = 120.0
 """An illegal address that comes later after a wake-up than this has another cause."""
@@ -116,13 +118,14 @@ def _cause(snapshot: Snapshot, event: LogEvent, *, failed: bool) -> str:
 def _of_event(snapshot: Snapshot, scene: Scene | None, event: LogEvent, slug: str) -> Finding:
     who = subject_of(event, snapshot, scene)
     context = context_of(slug, snapshot, event)
+    told = context[0] if context and slug not in _SAYS_MORE else f"{_name(who)} says {_said(event)}"
     sure: Confidence = "high" if event.part == "fault" and (known_cause(event) == slug or context) else "medium"
     return _say(
         slug,
         snapshot,
         scene,
         who,
-        f"{catalogue()[slug].title}: {context[0] if context else f'{_name(who)} says {_said(event)}'}",
+        f"{catalogue()[slug].title}: {told}",
         evidence=[event_words(event), *context, *echo_words(snapshot)],
         confidence=sure,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from vllmdiag.bundle.draft import Draft
 
 from .format import Context, Format, Reader
+from .host import read_head
 
 _COLUMNS = {
     "USER": "user", "UID": "user", "EUSER": "user", "RUSER": "user",
@@ -65,6 +66,7 @@ class _Table(Reader):
 
     def take(self, line: str) -> bool:
         if _TOP.match(line):
+            read_head(line, self._draft)
             self._threads = self._threads or line.startswith("Threads:")
             return True
         head = heading(line)
