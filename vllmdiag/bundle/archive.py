@@ -39,6 +39,7 @@ _RATIO_COUNTS_FROM = 32 << 20
 """So little may be as dense as it likes."""
 
 _GZIP = b"\x1f\x8b"
+_PEEKED = 4096
 _TAR_MAGIC = (257, b"ustar")
 _TAR_DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError)
 
@@ -87,6 +88,34 @@ def is_bundle(head: bytes) -> bool:
     """Whether a file that begins with these bytes (512 are enough) may be an archive that `read_bundle` reads."""
     at, magic = _TAR_MAGIC
     return head.startswith(_GZIP) or head[at : at + len(magic)] == magic
+
+
+def captured(path: str, stdin: io.BufferedReader) -> Bundle | None:
+    """The bundle, where a file (``-``: standard input) is an archive that `vllmdiag capture` wrote; None for any other.
+
+    Nothing of standard input is taken unless it is one.
+
+    Raises:
+        BadDataError: it is one, and damaged.
+    """
+    if path == "-":
+        return read_bundle(stdin) if _begins_with_manifest(stdin.peek(_PEEKED)[:_PEEKED]) else None
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(_PEEKED)
+    except OSError:
+        return None
+    return read_bundle(path) if _begins_with_manifest(head) else None
+
+
+def _begins_with_manifest(head: bytes) -> bool:
+    """The first member of the archive that begins so is a manifest."""
+    if head.startswith(_GZIP):
+        try:
+            head = zlib.decompressobj(wbits=31).decompress(head, 512)
+        except zlib.error:
+            return False
+    return is_bundle(head) and head[:100].rstrip(b"\0") == MANIFEST.encode()
 
 
 def _read(stream: BinaryIO, name: str) -> Bundle:

@@ -117,6 +117,8 @@ class Draft:
         """Fields of `Snapshot` that hold one value, such as ``ray``."""
         self.node: dict[str, Any] = {}
         """Fields of `Node`."""
+        self.version = ""
+        """vLLM's version, where the evidence says it."""
         self.apart_s: float | None = None
         """Seconds between two looks, where the evidence tells."""
         self.scrapes: dict[tuple[int, int], dict[str, dict[str, float]]] = {}
@@ -290,6 +292,7 @@ class Draft:
             **{
                 "pid": draft.pid,
                 "node": draft.node,
+                "vllm_version": self.version or None,
                 "parent_unseen": ppid not in self.processes and ppid != 1,
                 **facts,
                 "cgroup": Cgroup(**{"path": "", "version": 2, **draft.cgroup}) if draft.cgroup else None,

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import IO, BinaryIO, Protocol, cast
+from typing import IO, Protocol, cast
 
 from vllmdiag.model.errors import NotPermittedError, TargetError
 
@@ -55,7 +55,7 @@ _BOMS = (
 _NEXT = "give it as text, or leave it out"
 
 
-def pieces_of(paths: Sequence[str], stdin: BinaryIO, hole: Hole) -> Iterator[Piece | Binary]:
+def pieces_of(paths: Sequence[str], stdin: io.BufferedReader, hole: Hole) -> Iterator[Piece | Binary]:
     """Every piece of evidence, in the order in which it was given; the files of a directory in the order of names.
 
     Args:

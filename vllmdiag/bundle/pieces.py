@@ -53,6 +53,15 @@ _QUOTE = re.compile(r"^\s{0,3}>\s?")
 _CURL = re.compile(r"^> (?:(?:GET|POST|HEAD|PUT|OPTIONS|DELETE) (?:/|https?://)|[A-Za-z-]+: |$)")
 
 
+def _depth(text: str) -> int:
+    """How many marks of a quote a line begins with."""
+    depth = 0
+    while _QUOTE.match(text):
+        text = _QUOTE.sub("", text, count=1)
+        depth += 1
+    return depth
+
+
 def clean_lines(lines: Iterable[str]) -> Iterator[Line]:
     """Lines without colours, quotes, HTML tags and fences; fences become `Line`s of their own.
 
@@ -61,7 +70,7 @@ def clean_lines(lines: Iterable[str]) -> Iterator[Line]:
     """
     fence = ""
     title = ""
-    quoted = False
+    quoted = 0
     seen_fence = False
     for number, raw in enumerate(lines, 1):
         text = raw[:LONGEST_LINE].rstrip("\r\n")
@@ -72,11 +81,12 @@ def clean_lines(lines: Iterable[str]) -> Iterator[Line]:
         if not text.isprintable():
             text = _CONTROL.sub("", text).replace("\u00a0", " ")
         if text.lstrip().startswith(">"):
-            quoted = quoted or not _CURL.match(text)
-            while quoted and _QUOTE.match(text):
-                text = _QUOTE.sub("", text)
+            if not quoted and not _CURL.match(text):
+                quoted = _depth(text)
+            for _ in range(quoted):  # as deep as the quote began: what curl sends begins with the same mark
+                text = _QUOTE.sub("", text, count=1)
         else:
-            quoted = False
+            quoted = 0
         mark = _FENCE.match(text)
         if mark is not None and (not fence or (mark[1].startswith(fence) and not mark[2])):
             fence, start = ("", False) if fence else (mark[1], True)

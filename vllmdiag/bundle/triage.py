@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from vllmdiag.model.errors import BadDataError
 from vllmdiag.model.snapshot import Snapshot
 
+from .archive import captured
 from .draft import Draft
 from .importers import formats, read_binary
 from .importers.format import PROMPT, Context, Format, Reader
@@ -46,6 +48,8 @@ class Triage:
     unknown: list[_Stretch] = field(default_factory=list)
     """What was not understood, in order, at most so many as are listed."""
     n_unknown: int = 0
+    bundle: Snapshot | None = None
+    """What `vllmdiag capture` has recorded, where that was given: it needs no importer."""
 
     def read(self, piece: Piece) -> None:
         """Read one file. What is damaged is left out and named; the rest is read.
@@ -71,6 +75,8 @@ class Triage:
 
     def snapshot(self) -> Snapshot:
         """Everything read so far. What was not understood stands in `missing`."""
+        if self.bundle is not None:
+            return self.bundle
         for stretch in self.unknown:
             more = f" (and {stretch.count - 1} lines after it)" if stretch.count > 1 else ""
             self.draft.missing(
@@ -97,6 +103,8 @@ class _Session:
         self._reader: Reader | None = None
         self._format: Format | None = None
         self._stretch: _Stretch | None = None
+        self._fences = False
+        self._first_unknown = (len(triage.unknown), triage.n_unknown)
         base = piece.source.replace("\\", "/").rpartition("/")[2]
         name = _name(piece.source)
         found = _LOOK.search(base.rpartition(".")[0] or base)
@@ -116,6 +124,9 @@ class _Session:
         if line.kind != "text":
             self._close()
             self._stretch = None
+            if not self._fences:
+                self._forget_prose()
+            self._fences = True
             self._begin(line)
             return
         text = line.text
@@ -156,6 +167,12 @@ class _Session:
         if self._reader is not None:
             reader, self._reader = self._reader, None
             reader.close()
+
+    def _forget_prose(self) -> None:
+        """What stood before the first fence of a report was prose: nobody expects it to be understood."""
+        listed, count = self._first_unknown
+        del self._triage.unknown[listed:]
+        self._triage.n_unknown = count
 
     def _begin(self, line: Line) -> None:
         """A fence opens or ends: a new section, whose title is what stands before it."""
@@ -234,10 +251,14 @@ def triage(paths: Sequence[str], stdin: BinaryIO, say: Callable[[str], None] = l
 
     Raises:
         TargetError, NotPermittedError: a path cannot be read.
-        BadDataError: nothing of it could be understood.
+        BadDataError: nothing of it could be understood, or it is a damaged bundle of `vllmdiag capture`.
     """
     done = Triage()
-    for piece in pieces_of(paths, stdin, done.draft.missing):
+    stream = stdin if isinstance(stdin, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", stdin))
+    if len(paths) == 1 and (bundle := captured(paths[0], stream)) is not None:
+        done.bundle = bundle.snapshot
+        return done
+    for piece in pieces_of(paths, stream, done.draft.missing):
         say(f"reading {piece.source}")
         if isinstance(piece, Piece):
             done.read(replace(piece, lines=_told(piece, say)))
