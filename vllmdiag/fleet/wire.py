@@ -44,6 +44,9 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     """Nothing follows: what was sent is complete."""
 
 
+GREETING = b'{"type":"hello"'
+"""How an answer begins."""
+
 Line = Hello | Seen | End
 _DECODER = msgspec.json.Decoder(Line)
 _ENCODER = msgspec.json.Encoder()

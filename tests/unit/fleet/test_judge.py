@@ -42,7 +42,7 @@ def test_every_recorded_fault_is_tried() -> None:
     assert set(FAULTS) == set(EIGHT) - {"idle", "serving"}
 
 
-@pytest.mark.parametrize(("fault", "where"), zip(FAULTS, ["node001", "node048", *names(48)[4::4]], strict=False))
+@pytest.mark.parametrize(("fault", "where"), list(zip(FAULTS, ["node001", "node048", *names(48)[4::4]], strict=False)))
 def test_one_fault_on_one_of_48_nodes_is_named_with_node_rank_and_cause(fault: str, where: str) -> None:
     cause, label = FAULTS[fault]
     fleet = judge(replicas(48, where, fault), "files", TOOL)

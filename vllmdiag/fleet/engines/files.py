@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from vllmdiag.bundle.archive import read_bundle
+from vllmdiag.fleet.wire import GREETING, Answer
 from vllmdiag.model.errors import VllmdiagError
 from vllmdiag.model.fleet import NodeReport
 from vllmdiag.model.snapshot import Snapshot
@@ -15,12 +18,15 @@ def read_files(files: Sequence[Path], done: Callable[[NodeReport], None]) -> tup
     """A report for each node that the bundles come from; a file that cannot be read is a node that answered garbage.
 
     Args:
-        files: bundles or snapshots. A directory stands for all files in it.
+        files: bundles, snapshots, or answers of `fleet node`. A directory stands for all files in it.
         done: called with each report.
     """
     found: dict[str, list[Snapshot]] = {}
     reports: list[NodeReport] = []
     for file in _each(files):
+        if (answer := _answer(file)) is not None:
+            reports.append(answer)
+            continue
         try:
             snapshot = read_bundle(file).snapshot
         except VllmdiagError as error:
@@ -32,6 +38,21 @@ def read_files(files: Sequence[Path], done: Callable[[NodeReport], None]) -> tup
     for report in reports:
         done(report)
     return tuple(reports)
+
+
+def _answer(file: Path) -> NodeReport | None:
+    """What `fleet node` wrote, the node named by the file; None where it is something else."""
+    try:
+        with file.open("rb") as lines:
+            if lines.read(len(GREETING)) != GREETING:
+                return None
+            lines.seek(0)
+            answer = Answer(file.name.split(".")[0], 0.0)
+            while (data := lines.read(1 << 20)) and answer.feed(data, 0.0):
+                pass
+    except OSError:
+        return None
+    return msgspec.structs.replace(answer.report(0.0), skew_s=None, skew_within_s=None)
 
 
 def _report(node: str, snapshots: list[Snapshot]) -> NodeReport:

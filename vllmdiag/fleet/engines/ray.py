@@ -23,7 +23,7 @@ from vllmdiag.fleet.wire import Answer
 from vllmdiag.model.errors import HelperMissingError, TargetError, VllmdiagError
 from vllmdiag.model.fleet import NodeReport
 
-_CONNECT_S = 30.0
+_CONNECT_S = 60.0
 """For Ray to let the driver in and to list its nodes."""
 _SLACK_S = 15.0
 """For Ray to start a process for a task."""

@@ -54,21 +54,21 @@ def node_set(text: str) -> tuple[str, ...]:
     return names
 
 
-class _Meta(msgspec.Struct):
+class _Meta(msgspec.Struct, frozen=True):
     name: str
     namespace: str = ""
 
 
-class _Status(msgspec.Struct):
+class _Status(msgspec.Struct, frozen=True):
     phase: str = ""
 
 
-class _Pod(msgspec.Struct):
+class _Pod(msgspec.Struct, frozen=True):
     metadata: _Meta
     status: _Status = _Status()
 
 
-class _Pods(msgspec.Struct):
+class _Pods(msgspec.Struct, frozen=True):
     items: tuple[_Pod, ...] = ()
 
 
