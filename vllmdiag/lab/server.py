@@ -76,7 +76,7 @@ class Lab:
         UsageError: there is no such server, or no room for its sockets.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, port: int | None = None) -> None:
         if problem := shape.problem():
             raise UsageError("the lab cannot play this server", why=problem, next="vllmdiag lab up --help")
         self.shape = shape
@@ -88,7 +88,8 @@ class Lab:
             )
         self.work = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self._lifeline = lifeline.hold(self.work)
-        self.port, self._master_port = _free_ports(2)
+        free, self._master_port = _free_ports(2)
+        self.port = port if port is not None else free
         self._roots: list[subprocess.Popen[bytes]] = []
         self._segments: set[str] = set()
         self._handlers: dict[signal.Signals, Any] = {}

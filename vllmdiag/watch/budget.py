@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-_BURST_S = 1.5
+_BURST_S = 1.0
 """Seconds of CPU that may be saved up for when something happens."""
 
 

@@ -25,7 +25,7 @@ from .outlet import Outlet
 from .sampler import Sampler
 from .trigger import Reason, Signs, Trigger, signs_of
 
-_SHARE = 0.025
+_SHARE = 0.02
 """Of one core, for close looks; sampling takes about as much again."""
 _SOON_S = 4.0
 """While a server starts, its members and rings are looked for this often, as far as the budget allows."""
@@ -82,6 +82,8 @@ class Generation:
         self._at = now()
         self._began = time.monotonic()
         self._past: deque[Snapshot] = deque(maxlen=_PAST_ROUNDS)
+        self._suspect: Snapshot | None = None
+        """The round in which a stall was seen, until a look has judged it."""
         self._messages = 0
         self._status_at = 0.0
 
@@ -115,8 +117,9 @@ class Generation:
         if reason == "died":
             self._died(snapshot)
         elif reason is not None:
-            urgent = reason != "still"
-            self._look(snapshot, self._window_s(), reason, urgent=urgent)
+            if reason == "stall" and self._suspect is None:
+                self._suspect = snapshot
+            self._look(snapshot, self._window_s(), reason, urgent=reason != "still")
         elif self._trigger.recovered(signs):
             self._outlet.event("recovered", "every engine moves again")
         elif signs.t - self._seen_at >= self._refresh_s():
@@ -152,6 +155,7 @@ class Generation:
             self._judge(result.reason, result)
 
     def _judge(self, reason: Reason, looked: Looked) -> None:
+        self._suspect = None
         new, recovered = self._trigger.judged(reason, looked.diagnosis)
         if recovered:
             self._outlet.event("recovered", looked.diagnosis.verdict.summary)
@@ -160,8 +164,9 @@ class Generation:
 
     def _died(self, snapshot: Snapshot) -> None:
         """A member has ended: what the round shows is judged at once, for the rest may follow within the second."""
-        looked = Looked("died", snapshot, diagnose(snapshot))
-        self._judge("died", looked)
+        if self._suspect is not None:  # it stood before, and the look at that did not come to its end
+            self._judge("stall", _as_it_was(self._suspect, "stall"))
+        self._judge("died", _as_it_was(snapshot, "died"))
         self._look(snapshot, _SHORT_WINDOW_S, None, urgent=True)
 
     def _capture(self, reason: Reason, looked: Looked) -> None:
@@ -208,6 +213,13 @@ class Generation:
             doing_age_s=signs.t - self._seen_at,
             view=view,
         )
+
+
+def _as_it_was(snapshot: Snapshot, reason: Reason) -> Looked:
+    """A round judged by itself: without the stacks, which are those of an earlier look."""
+    bare = tuple(msgspec.structs.replace(p, stacks=()) for p in snapshot.processes)
+    alone = msgspec.structs.replace(snapshot, processes=bare)
+    return Looked(reason, alone, diagnose(alone))
 
 
 def _living(snapshot: Snapshot) -> list[int]:

@@ -94,7 +94,10 @@ class Trigger:
         self._moved_at = {
             engine: signs.t if moved else self._moved_at.get(engine, signs.t) for engine, moved in signs.moved.items()
         }
-        self._waiting_since = (self._waiting_since or signs.t) if signs.waiting else None
+        if not signs.waiting:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = signs.t
         if any(signs.moved.values()):
             self._told_long_wait = False
         if signs.gone:
