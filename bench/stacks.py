@@ -2,8 +2,8 @@
 
 ``python bench/stacks.py``: eight Python processes of ten threads each are dumped together by the sampler of
 `vllmdiag stacks`, and by py-spy alone in batches of as many as there are processors, of each batch the slowest dump
-counted. Ours may take 1.3 times their sum. strace, where it is there, counts the system calls with which a process could be
-paused (ptrace) or written to; there must be none. Exits with 1 where one of these is not held.
+counted. Ours may take 1.3 times their sum. strace, where it is there, counts the system calls with which a process
+could be paused (ptrace) or written to; there must be none. Exits with 1 where one of these is not held.
 """
 
 from __future__ import annotations
