@@ -1,4 +1,4 @@
-"""The lag of the readers of a ring over time, as lines to draw: equal readers once, those that lag most first.
+"""The lag of the readers of a ring over time, as lines to draw: equal readers once, those that lag at the end first.
 
 Time is cut into as many parts as a screen can show, each with the largest lag in it: a peak is never averaged away.
 """
@@ -61,7 +61,7 @@ def lag_chart(trace: LagTrace, width: float) -> LagChart:
     groups: dict[tuple[int, ...], list[str]] = {}
     for k, label in enumerate(trace.readers):
         groups.setdefault(tuple(lags[k] for _, lags in parts), []).append(label)
-    ordered = sorted(groups.items(), key=lambda item: -max(item[0], default=0))
+    ordered = sorted(groups.items(), key=lambda item: (-_last(trace, item[1][0]), -max(item[0], default=0)))
     span = (trace.end_s - trace.start_s) or 1.0
 
     def x(t: float) -> float:

@@ -29,6 +29,12 @@ def test_the_last_part_tells_how_it_ended(lags: list[tuple[int, int]]) -> None:
     assert all(drawn >= last for drawn, last in zip(peaks(points, float(len(points)), 7)[-1][1], lags[-1], strict=True))
 
 
+def test_who_lags_at_the_end_comes_before_who_lagged_more_and_caught_up() -> None:
+    points = ((0.0, (9, 1)), (1.0, (0, 1)))
+    chart = lag_chart(LagTrace(segment="s", readers=("a", "b"), slots=10, points=points, end_s=2.0), 600.0)
+    assert [(line.name, line.most, line.now) for line in chart.lines] == [("b", 1, 1), ("a", 9, 0)]
+
+
 def test_equal_readers_are_one_line_and_the_one_that_lags_most_comes_first() -> None:
     readers = tuple(f"Worker_TP{k}" for k in range(384))
     lag = tuple(9 if k == 5 else 0 for k in range(384))
