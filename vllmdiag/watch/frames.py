@@ -72,7 +72,19 @@ def _ring(track: Track, recorded: RecordedGeneration, t: float) -> RingView:
     start = max(recorded.start_s, t - _WINDOW_S)
     view = ring_view(_window(track, start, t, recorded.begin.hz), _names(track.ring).__getitem__)
     since = track.still_since(t)
-    return msgspec.structs.replace(view, still_s=round(t - since, 3) if since is not None else None)
+    return standing(view, t - since) if since is not None else view
+
+
+def standing(ring: RingView, still_s: float) -> RingView:
+    """A ring that was seen for a second and is known to have stood longer: so have the messages that are unread."""
+    return msgspec.structs.replace(
+        ring,
+        still_s=round(still_s, 3),
+        readers=tuple(
+            msgspec.structs.replace(r, unread_s=round(still_s, 3)) if r.unread_s is not None else r
+            for r in ring.readers
+        ),
+    )
 
 
 def _window(track: Track, start: float, end: float, hz: float) -> Ring:

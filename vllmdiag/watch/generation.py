@@ -13,13 +13,14 @@ from vllmdiag.diagnosis.view import live_view
 from vllmdiag.model.diagnosis import Verdict
 from vllmdiag.model.errors import VllmdiagError
 from vllmdiag.model.snapshot import Snapshot
-from vllmdiag.model.view import InstanceView
+from vllmdiag.model.view import InstanceView, RingView
 from vllmdiag.model.watch import EventKind, Frame
 from vllmdiag.render.live import title
 from vllmdiag.sources.window import now
 
 from .budget import Budget
 from .evidence import Commands, Evidence
+from .frames import standing
 from .look import Looked, Looks
 from .outlet import Outlet
 from .sampler import Sampler
@@ -84,6 +85,7 @@ class Generation:
         self._past: deque[Snapshot] = deque(maxlen=_PAST_ROUNDS)
         self._suspect: Snapshot | None = None
         """The round in which a stall was seen, until a look has judged it."""
+        self._moved_at: dict[str, float] = {}
         self._messages = 0
         self._status_at = 0.0
 
@@ -198,7 +200,14 @@ class Generation:
         if self._outlet.seen:
             self._outlet.picture(self._frame(view, signs))
 
+    def _stood(self, ring: RingView, t: float) -> RingView:
+        """The ring with the time that it stands, over all rounds."""
+        if ring.motion == "moving" or ring.segment not in self._moved_at:
+            self._moved_at[ring.segment] = t - (ring.still_s or 0.0)
+        return standing(ring, t - self._moved_at[ring.segment])
+
     def _frame(self, view: InstanceView, signs: Signs) -> Frame:
+        view = msgspec.structs.replace(view, rings=tuple(self._stood(ring, signs.t) for ring in view.rings))
         moving = sum(ring.rate or 0.0 for ring in view.rings)
         still = self._trigger.still_s(signs.t)
         verdict = self._seen.diagnosis.verdict

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.unit.check import results
 from tests.unit.render import samples
+from tests.unit.watch import pictures
 from vllmdiag.diagnosis.merged_stacks import merged
 from vllmdiag.model.plan import Topology
 from vllmdiag.model.view import Instances, Removal
@@ -17,15 +18,18 @@ from vllmdiag.render.document import json_schema, to_json
 from vllmdiag.render.endpoints import endpoints_text
 from vllmdiag.render.github import github_text
 from vllmdiag.render.junit import junit_text
+from vllmdiag.render.live import live_text
 from vllmdiag.render.nagios import nagios_text
 from vllmdiag.render.openmetrics import openmetrics_text
 from vllmdiag.render.page import Style
 from vllmdiag.render.plan import plan_text
 from vllmdiag.render.ps import instances_text, ps_text
+from vllmdiag.render.recording import recording_text
 from vllmdiag.render.ring import ring_text
 from vllmdiag.render.shm import orphans_text, removals_text, shm_text
 from vllmdiag.render.stacks import merged_text, stacks_text
 from vllmdiag.render.verdict import diagnosis_text
+from vllmdiag.watch.replay import stills
 
 DIRECTORY = Path(__file__).parent / "golden"
 
@@ -75,6 +79,14 @@ PAGES: dict[str, Callable[[], str]] = {
     "check.openmetrics.txt": lambda: openmetrics_text(results.fault()),
     "check.github.txt": lambda: github_text(results.fault()),
     "check.schema.json": lambda: json_schema("check"),
+    "live-moving.txt": lambda: live_text(pictures.moving(), _PLAIN),
+    "live-stalled.txt": lambda: live_text(pictures.stalled(), _PLAIN),
+    "live-stalled-ascii-60-columns.txt": lambda: live_text(pictures.stalled(), Style(ascii=True, width=60)),
+    "live-waiting.txt": lambda: live_text(pictures.waiting(), _PLAIN),
+    "recording.txt": lambda: recording_text(
+        pictures.recording(), {g.begin.generation: stills(g) for g in pictures.recording().generations}, _PLAIN
+    ),
+    "event.schema.json": lambda: json_schema("event"),
     "diagnosis.schema.json": lambda: json_schema("diagnosis"),
 }
 
