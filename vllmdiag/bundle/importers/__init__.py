@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _MODULES = (
     "stacks", "ps", "rings", "metrics", "sockets", "shm", "http", "proc", "cgroup", "network", "gpu", "gpu_paths",
     "nccl",
-    "kernel", "host", "documents", "logs",
+    "kernel", "host", "documents", "versions", "logs",
 )  # fmt: skip
 
 
