@@ -271,7 +271,6 @@ def test_a_lock_of_the_compiler_that_another_holds_and_then_a_compiler_that_hang
     compiler.chmod(0o755)
     env = {"CXX": str(compiler)}
     name = lock_of_the_compiler(installation, tmp_path / "tmp", env)
-    compiler.with_name("g++.hangs").touch()
     own = tmp_path / "work"
     held = own / name
     held.parent.mkdir(parents=True)
@@ -288,5 +287,6 @@ def test_a_lock_of_the_compiler_that_another_holds_and_then_a_compiler_that_hang
         assert f"{held}, held by" in verdict["summary"], verdict
         assert str(os.getpid()) in verdict["summary"]
         assert verdict["status"] == "warning"  # its holder is alive
+        compiler.with_name("g++.hangs").touch()
     verdict = named(vllmdiag, server, "slow-compile", passing=("jit-lock",), deadline_s=240)
     assert (verdict["subject"]["role"], verdict["subject"]["pid"]) == ("Worker", server.workers[0])
