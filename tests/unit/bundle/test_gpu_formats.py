@@ -362,3 +362,23 @@ def test_every_format_of_the_gpu_layer_is_entered_in_the_table() -> None:
     assert {"nvidia-smi", "nvidia-smi -q", "nvidia-smi query", "nvidia-smi topo", "NCCL RAS", "kernel log"} <= {
         f.name for f in formats()
     }
+
+
+def test_a_dump_that_a_watchdog_has_left_in_the_log_is_read_as_stacks(tmp_path: Path) -> None:
+    site = "/venv/lib/python3.12/site-packages"
+    text = (
+        "(Worker_TP0 pid=300) ERROR 09-05 01:24:34 [x.py:1] Timeout (0:05:00)!\n"
+        "(Worker_TP0 pid=300) Thread 0x00007f1122334455 (most recent call first):\n"
+        f'(Worker_TP0 pid=300)   File "{site}/torch/cuda/streams.py", line 232 in synchronize\n'
+        f'(Worker_TP0 pid=300)   File "{site}/vllm/v1/worker/gpu_worker.py", line 612 in execute_model\n'
+        "(EngineCore pid=200) INFO 09-05 01:24:35 [core.py:1] more of the log\n"
+    )
+    seen = pasted(tmp_path, vllm=text)
+    (process,) = [p for p in seen.processes if p.pid == 300]
+    assert process.title == "VLLM::Worker_TP0"
+    threads = process.stacks[0].threads
+    assert isinstance(threads, tuple)
+    assert [(f.name, f.file) for f in threads[0].frames] == [
+        ("synchronize", "torch/cuda/streams.py"),
+        ("execute_model", "vllm/v1/worker/gpu_worker.py"),
+    ]

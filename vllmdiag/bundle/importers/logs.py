@@ -18,6 +18,7 @@ from .format import Context, Format, Reader
 
 _NEAR = 60
 """A known line without a prefix begins within so many characters; further in it may be a sentence that quotes it."""
+_STACK = "(most recent call first):"
 _TELLING = ("fault", "relay", "echo", "phase")
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b")
 _HEADER = re.compile(r"^(?:#|\$ |={3,}|-{3,}$)")
@@ -63,6 +64,8 @@ class _Log(Reader):
 
 
 def _mine(line: str) -> bool:
+    if _STACK in line:
+        return False  # a dump of faulthandler in the middle of a log
     return begins_as_log(line) or TRACEBACK in line or _said_bare(line)
 
 

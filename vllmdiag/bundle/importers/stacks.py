@@ -194,7 +194,7 @@ _FAULT = re.compile(
     r"^(?:.*?\s)?(?:Current thread|Thread) (0x[0-9a-fA-F]+)(?: \[(?P<name>[^\]]*)\])? \(most recent call first\):"
 )
 _FAULT_FRAME = re.compile(r'^(?:.*?\s)?\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)\s*$')
-_PREFIX_PID = re.compile(r"\bpid=(\d+)\)")
+_PREFIX = re.compile(r"\((?P<label>[A-Z]\w*(?: rank=\d+)?) pid=(?P<pid>\d+)\)")
 
 
 def _read_faulthandler(lines: Sequence[str], context: Context, draft: Draft) -> None:
@@ -208,7 +208,10 @@ def _read_faulthandler(lines: Sequence[str], context: Context, draft: Draft) -> 
             found.append(ThreadStack(name="MainThread" if main else names[-1], frames=tuple(frames)))
         frames.clear()
 
-    pid = next((int(m[1]) for line in lines if (m := _PREFIX_PID.search(line))), context.pid)
+    prefix = next((m for line in lines if (m := _PREFIX.search(line))), None)
+    pid = int(prefix["pid"]) if prefix is not None else context.pid
+    # vLLM sets the title of a process and the prefix of its lines from one name.
+    title = f"VLLM::{prefix['label']}" if prefix is not None else ""
     for line in lines:
         head, frame = _FAULT.match(line), _FAULT_FRAME.match(line)
         if head is not None:
@@ -218,7 +221,7 @@ def _read_faulthandler(lines: Sequence[str], context: Context, draft: Draft) -> 
             frames.append(Frame(name=frame["name"], file=short(frame["file"]), line=int(frame["line"])))
     end()
     if found:
-        record(draft, context, pid, found)
+        record(draft, context, pid, found, title)
 
 
 def _opens_py_spy(line: str, _context: Context) -> bool:
