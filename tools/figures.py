@@ -12,6 +12,7 @@ from html import escape
 import msgspec
 
 from tools.session import RECORDED, VIEWS
+from vllmdiag.model.ring import SlotState
 from vllmdiag.model.view import EndpointView, InstanceView, MemberView, RingView
 
 DIRECTORY = VIEWS.parent
@@ -37,7 +38,7 @@ STYLE = """
 """
 
 CELL = 22
-_STATES = {"read": "read", "read by all": "read", "unread": "unread", "being written": "being"}
+_KINDS = {SlotState.READ: "read", SlotState.UNREAD: "unread", SlotState.WRITING: "being"}
 
 
 def recorded() -> dict[str, InstanceView]:
@@ -186,10 +187,9 @@ def _grid(ring: RingView, y: float) -> Iterator[str]:
         label = reader.party.label if reader.party else "not known"
         yield _text(20, top + 16, f"reader {reader.index}  {label}", "small")
         for slot in ring.last.slots:
-            state = slot.state
-            if state == "unread" and reader.index not in slot.unread_by:
-                state = "read"
-            yield from _cell(left + slot.index * CELL, top, _STATES.get(state, "never"))
+            has_read = slot.state is SlotState.UNREAD and reader.index not in slot.unread_by
+            kind = "read" if has_read else _KINDS.get(slot.state, "never")
+            yield from _cell(left + slot.index * CELL, top, kind)
     bottom = y + len(ring.readers) * CELL
     for slot in ring.last.slots:
         yield _text(left + slot.index * CELL + CELL / 2, bottom + 15, str(slot.index), "small", "middle")

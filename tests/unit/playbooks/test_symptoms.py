@@ -41,7 +41,40 @@ def test_a_log_line_or_a_symptom_in_words_finds_its_playbook(text: str, cause: s
     assert _causes(text)[0] == cause
 
 
-@pytest.mark.parametrize("text", ["", "   \n\n", "xyzzy", "the quick brown fox", "INFO: all is as it should be"])
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("api server was killed but the engine core is still there and holds VRAM, next start fails", "orphan-engine"),
+        ("EngineCore ignores kill -9 and the card is unusable until we reboot the machine", "driver-unkillable"),
+        ("Ray never gets the placement group, tp is larger than the gpus of a node", "ray-placement"),
+        ("gloo connects to 127.0.0.1 of the other machine, the hostname resolves to loopback", "wrong-interface"),
+        ("the pod asked for 20Gi of shm but df shows 64M in the container", "shm-too-small"),
+        ("after a crash /dev/shm is full of old files and every restart fails", "shm-full-of-leaks"),
+        ("decode instance has requests waiting for KV of the prefill side for ever", "wait-remote-kv"),
+        ("stream comes in bursts behind nginx, direct access to the port is fine", "proxy-buffering"),
+        ("the probe of localhost goes through HTTP_PROXY and fails", "proxy-env"),
+        ("client gave up long ago but the server still generates for it", "abort-not-seen"),
+        ("ZMQError too many open files at about a thousand concurrent requests", "fd-exhausted"),
+        ("pthread_create fails with EAGAIN although ulimit -u is unlimited", "pids-limit"),
+        ("scratch directory has a long path and zmq refuses the ipc path", "ipc-path-too-long"),
+        ("hangs in torch.compile for a long time at start", "slow-compile"),
+        ("first all-reduce never returns, NCCL_P2P_DISABLE=1 makes it start", "p2p-broken"),
+        ("CUDA error 802 system not yet initialized", "fabric-manager"),
+        ("ncclCommInitRank hangs, some ranks never reach init complete", "nccl-init-stuck"),
+        ("the json schema is huge and its grammar compiles for hours at 100 % cpu", "grammar-busy"),
+        ("running 0, waiting 3, engine at 100 % cpu, KV blocks are held by finished requests", "scheduler-livelock"),
+        ("aborted request without a reason after ten minutes behind the load balancer", "client-abort-silent"),
+        ("weights are on NFS and the shards load slowly, it looks hung", "starting"),
+        ("load average 2000 and 98 % system time on the host", "host-overloaded"),
+    ],
+)  # fmt: skip
+def test_what_people_write_finds_its_playbook_among_the_first_three(text: str, cause: str) -> None:
+    assert cause in _causes(text)[:3]
+
+
+@pytest.mark.parametrize(
+    "text", ["please help", "it hangs", "", "   \n\n", "xyzzy", "the quick brown fox", "INFO: all is as it should be"]
+)
 def test_what_says_nothing_finds_nothing(text: str) -> None:
     assert match(text) == ()
 
