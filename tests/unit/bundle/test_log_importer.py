@@ -69,9 +69,7 @@ def test_the_line_is_that_of_the_file(before: str, line: int) -> None:
 
 
 def test_a_stack_in_the_middle_of_a_log_is_read_as_a_stack_and_the_log_goes_on() -> None:
-    dump = (
-        'Process 7: VLLM::EngineCore\nPython v3.12.3 (/x)\n\nThread 7 (idle): "MainThread"\n    wait (threading.py:9)\n'
-    )
+    dump = 'Process 7: VLLM::EngineCore\nPython v3.12.3 (/x)\n\nThread 7 (idle): "MainThread"\n    wait (queue.py:9)\n'
     seen = read("\n".join(LOG[:2]) + "\n" + dump + "\n" + "\n".join(LOG[2:]))
     assert [p.pid for p in seen.processes] == [7]
     assert [d.first_error.kind for d in seen.logs if d.first_error] == ["engine_failed_start", "address_in_use"]
