@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _MODULES = (
     "stacks", "ps", "rings", "metrics", "sockets", "shm", "http", "proc", "cgroup", "network", "gpu", "gpu_paths",
     "nccl",
-    "kernel", "host", "documents", "versions", "logs",
+    "kernel", "host", "logs", "documents", "versions",
 )  # fmt: skip
 
 
