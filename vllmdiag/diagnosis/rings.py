@@ -147,7 +147,7 @@ def _ring(scene: Scene, segment: Segment) -> Ring | None:
     if not segment.polls and not segment.states:
         return None
     if segment.claim is not None:
-        return _claimed(scene, segment, segment.claim)
+        return _claimed(scene, segment, segment.claim) if _fits(segment, segment.claim) else None
     chunk_mib = _chunk_mib(scene)
     layouts = candidates(segment.size, version=scene.version, broadcast_chunk_mib=chunk_mib)
     if not layouts:
@@ -159,7 +159,7 @@ def _ring(scene: Scene, segment: Segment) -> Ring | None:
         return None
     queue, layout, how = _part(scene, segment, layouts, engines, workers)
     geometry = Geometry(chunks=layout.chunks, chunk_bytes=layout.chunk_bytes, n_readers=layout.n_readers)
-    if geometry.metadata_bytes > segment.tail_bytes:
+    if geometry.metadata_bytes > min([segment.tail_bytes, *(len(s.tail) for s in segment.states)]):
         return None
     history = tuple((s.t, decode(s.tail[-geometry.metadata_bytes :], geometry.n_readers)) for s in segment.states)
     writer, readers = _parties(scene, queue, geometry, engines, workers)
@@ -174,6 +174,11 @@ def _ring(scene: Scene, segment: Segment) -> Ring | None:
         readers=readers,
         history=_merged(history),
     )
+
+
+def _fits(segment: Segment, claim: RingClaim) -> bool:
+    """What was written down as its flags makes whole rows of the shape that was written down beside them."""
+    return claim.n_readers > 0 and all(s.tail and len(s.tail) % (1 + claim.n_readers) == 0 for s in segment.states)
 
 
 def _claimed(scene: Scene, segment: Segment, claim: RingClaim) -> Ring:
