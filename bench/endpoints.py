@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
+from bench.table import Row, show
 from vllmdiag.lab.server import Lab, Shape
 from vllmdiag.sources.sockets import SocketWatch, owners_of, with_owners
 
@@ -73,12 +74,12 @@ def main() -> int:
         lab.wait_ready()
         pids = list(lab.processes())
         ours = best(lambda: one_look(pids))
-        print(f"the sockets of {len(pids)} processes among {2 * PAIRS} others, best of {ROUNDS}")
-        print(f"  {'vllmdiag, one look':24} {ours * 1000:7.1f} ms   {one_look(pids)} sockets kept")
+        title = f"the sockets of {len(pids)} processes among {2 * PAIRS} others, best of {ROUNDS}"
+        rows = [Row("one look, with owners and peers", ours * 1e3, MOST_S * 1e3, "bound", at_most=1.0)]
         if shutil.which("ss"):
             peer = best(lambda: subprocess.run(["ss", "-Hxtanp"], stdout=subprocess.DEVNULL, check=True))
-            print(f"  {'ss -xtanp':24} {peer * 1000:7.1f} ms   ratio {ours / peer:.2f}")
-    return int(ours > MOST_S)
+            rows.append(Row("one look, with owners and peers", ours * 1e3, peer * 1e3, "ss -xtanp"))
+        return show(title, rows)
 
 
 if __name__ == "__main__":

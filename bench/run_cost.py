@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.table import Row, show
+
 ROUNDS = 5
 WINDOW_S = 3.0
 TREE = """
@@ -104,20 +106,16 @@ def py_spy(pids: list[int]) -> float:
     return time.perf_counter() - begin
 
 
-def measure(name: str, pid: int) -> float:
-    """One row of the table: the best of the rounds, taken in turn, because noise only ever adds. Returns the ratio."""
+def measure(machine: str, pid: int, at_most: float | None = None) -> Row:
+    """One row of the table: the best of the rounds, taken in turn, because noise only ever adds."""
     beyond, dumps = [], []
     pids: list[int] = []
     for _ in range(ROUNDS):
         seconds, pids = run(pid)
         beyond.append(seconds)
         dumps.append(py_spy(pids))
-    best, alone = min(beyond), min(dumps)
-    print(
-        f"  {name:22} {len(pids):9} {alone * 1000:9.0f} ms {best * 1000:9.0f} ms {max(beyond) * 1000:9.0f} ms"
-        f" {best / alone:7.2f}"
-    )
-    return best / alone
+    peer = f"py-spy dump, one after another, of the same {len(pids)}"
+    return Row(f"diagnose, beyond its window, {machine}", min(beyond) * 1e3, min(dumps) * 1e3, peer, at_most=at_most)
 
 
 def main() -> int:
@@ -125,12 +123,10 @@ def main() -> int:
     with contextlib.ExitStack() as cleanup:
         pid = int(sys.argv[1]) if len(sys.argv) > 1 else cleanup.enter_context(tree())
         run(pid)  # whatever is read for the first time is read from the disk
-        print(f"a default run, window {WINDOW_S:g} s, best of {ROUNDS}: the time beyond the window")
-        print(f"  {'machine':22} {'processes':>9} {'py-spy':>12} {'beyond':>12} {'worst':>12} {'ratio':>7}")
-        ratio = measure("as it is", pid)
+        rows = [measure("machine as it is", pid, at_most=1.0)]
         with load():
-            measure("every processor busy", pid)
-    return int(ratio > 1.0)
+            rows.append(measure("every processor busy", pid))
+    return show(f"a default run, window {WINDOW_S:g} s, best of {ROUNDS}", rows)
 
 
 if __name__ == "__main__":
