@@ -165,6 +165,21 @@ def test_a_restarted_server_is_a_new_generation_and_none_is_waited_for(tmp_path:
             assert len(watch.bundles()) <= 1
 
 
+def test_a_new_server_is_watched_while_orphans_of_the_old_one_live_on(tmp_path: Path) -> None:
+    with Lab(Shape(tp=2)) as first:
+        first.wait_ready()
+        with watching(tmp_path, "--port", first.port) as watch:
+            watch.wait_for("watching")
+            orphan = stop(first, "Worker_TP1")  # what is stopped does not end with its parent
+            os.kill(first.root, signal.SIGKILL)
+            watch.wait_for("died")
+            with Lab(Shape(tp=1), port=first.port) as second:
+                second.wait_ready()
+                assert watch.wait_for("watching", 2)["pid"] == second.root
+            assert watch.end() == ExitCode.OK
+        assert orphan in first.processes()
+
+
 def test_bundles_beyond_the_number_to_keep_go_oldest_first(lab: Lab, tmp_path: Path) -> None:
     strange = tmp_path / "vllmdiag-mine.tar.gz"
     strange.touch()

@@ -59,7 +59,7 @@ def snapshot(common: Common, depth: str, probe_zmq: bool = False) -> Snapshot:
     say = progress(common.output.verbose)
     window_s = _window_s(common, depth)
     try:
-        seen = collect(common.target, common.port, window_s, depth, say, asked=started(), meanwhile=_prepare)
+        seen = collect(common.target, common.port, window_s, depth, say, asked=started(), meanwhile=prepare)
         return _probed(seen, say) if probe_zmq else seen
     finally:
         say("")
@@ -92,7 +92,7 @@ def _probed(seen: Snapshot, say: Callable[[str], None]) -> Snapshot:
     return with_probes(seen, say)
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Load while the window passes what the judging will need, so that the answer is there when the window ends."""
     from vllmdiag.diagnosis import judge, view  # noqa: F401
     from vllmdiag.vllm.signatures import match

@@ -9,10 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from vllmdiag.diagnosis.expectations import compare
-from vllmdiag.diagnosis.judge import diagnose
-from vllmdiag.diagnosis.measures import measures_of
 from vllmdiag.diagnosis.profiles import Rule, hopeless, judge, needs_second_look
-from vllmdiag.diagnosis.view import view
 from vllmdiag.model.check import CheckResult
 from vllmdiag.model.errors import TargetError, TimedOutError, VllmdiagError
 from vllmdiag.model.snapshot import Snapshot
@@ -41,7 +38,11 @@ Look = Callable[[float], Snapshot]
 
 
 def on_this_machine(
-    target: int | None, port: int | None, say: Callable[[str], None], asked: float | None = None
+    target: int | None,
+    port: int | None,
+    say: Callable[[str], None],
+    asked: float | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Look:
     """Look at an instance of this machine.
 
@@ -50,11 +51,14 @@ def on_this_machine(
         port: its HTTP port, instead of a pid.
         say: told in a few words what is going on.
         asked: when the user asked, on `time.monotonic`: a part of the first window may have passed since.
+        meanwhile: called once in every window, when there is nothing to do but to wait.
     """
     since = [asked]
 
     def look(window_s: float) -> Snapshot:
-        return collect(target, port, window_s, "diagnose", say, asked=since.pop() if since else None)
+        return collect(
+            target, port, window_s, "diagnose", say, asked=since.pop() if since else None, meanwhile=meanwhile
+        )
 
     return look
 
@@ -114,6 +118,11 @@ def _once(question: Question, look: Look) -> CheckResult:
 
 
 def _judged(question: Question, snapshot: Snapshot, before: CheckResult | None = None) -> CheckResult:
+    # Here, not above: where the caller has loaded them while the window passed, a probe waits for nothing.
+    from vllmdiag.diagnosis.judge import diagnose
+    from vllmdiag.diagnosis.measures import measures_of
+    from vllmdiag.diagnosis.view import view
+
     diagnosis, seen = diagnose(snapshot), view(snapshot)
     return judge(
         diagnosis,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllmdiag.model.errors import TargetError
 from vllmdiag.sources import target
 from vllmdiag.vllm.instances import Instance
 
@@ -34,6 +35,14 @@ class Wanted:
                 return mine[0] if mine else None
             return target.choose(alive, processes, None, self._port) if mine else None
         return target.choose(alive, processes, None, None)
+
+    def replaced(self, pids: tuple[int, ...]) -> bool:
+        """Whether the server that is wanted is another one than that with these pids."""
+        try:
+            instance = self.find()
+        except TargetError:  # several, and nothing tells which
+            return False
+        return instance is not None and not set(pids) & set(instance.pids)
 
     def found(self, instance: Instance) -> None:
         """From now on its successor is wanted: the one that serves the same port, or the only one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -36,6 +37,7 @@ _REFRESH_SHOWN_S = 20.0
 _PAST_ROUNDS = 3
 """Rounds before a capture that go into the bundle."""
 _SHORT_WINDOW_S = 1.0
+_ROUNDS_A_SEARCH = 5
 _GONE = ("", "Z", "X")
 _KIND: dict[Reason, EventKind] = {"died": "died", "long-wait": "long-wait", "stall": "stall", "still": "stall"}
 
@@ -60,6 +62,8 @@ class Generation:
         evidence: where bundles go.
         commands: what is run when one was captured.
         outlet: is told everything.
+        replaced: whether another server has taken the place of the one with these pids; asked when its first process
+            has gone, for the others may live on as orphans.
         stop: ends the watching within a moment.
     """
 
@@ -70,9 +74,12 @@ class Generation:
         evidence: Evidence,
         commands: Commands,
         outlet: Outlet,
+        replaced: Callable[[tuple[int, ...]], bool],
         stop: threading.Event,
     ) -> None:
         self._plan, self._evidence, self._commands = plan, evidence, commands
+        self._replaced, self._rounds = replaced, 0
+        self._head = first.snapshot.target_pids[0]
         self._outlet, self._stop = outlet, stop
         self._budget = Budget(_SHARE)
         self._looks = Looks(self._budget)
@@ -95,7 +102,7 @@ class Generation:
         self._outlet.event(
             "watching",
             f"{len(self._seen.snapshot.target_pids)} processes, {self._seen.diagnosis.verdict.summary}",
-            pid=self._seen.snapshot.target_pids[0],
+            pid=self._head,
             port=target.port,
             vllm_version=target.vllm_version,
         )
@@ -105,9 +112,19 @@ class Generation:
             t = self._t()
             snapshot = self._sampler.round(self._plan.round_s, self._stop.wait)
             self._take_in(snapshot, live_view(snapshot), t)
-            if not _living(snapshot):
+            living = _living(snapshot)
+            if not living:
                 self._outlet.event("ended", "the server has ended")
                 return
+            if self._orphaned(snapshot, living) and self._replaced(snapshot.target_pids):
+                words = f"another server has taken its place; {len(living)} processes of it live on"
+                self._outlet.event("ended", words)
+                return
+
+    def _orphaned(self, snapshot: Snapshot, living: list[int]) -> bool:
+        """Its first process has gone, and it is time to look for a new server (that is a scan of the machine)."""
+        self._rounds += 1
+        return self._head not in living and self._rounds % _ROUNDS_A_SEARCH == 0
 
     def _t(self) -> float:
         return time.monotonic() - self._began

@@ -40,7 +40,7 @@ def watch(
                 first = look(pid, _FIRST_WINDOW_S)
             except VllmdiagError:  # it has ended already
                 continue
-            Generation(plan, first, evidence, commands, outlet, stop).run()
+            Generation(plan, first, evidence, commands, outlet, wanted.replaced, stop).run()
         outlet.event("stopped", "watch ends")
     finally:
         commands.close()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vllmdiag.cli.look import evidence, live_only
+from vllmdiag.cli.look import evidence, live_only, prepare
 from vllmdiag.cli.options import Common
 from vllmdiag.cli.output import progress
 from vllmdiag.model.check import Baseline, CheckResult
@@ -143,7 +143,7 @@ def run(
             live_only(common, "--listen")
             from vllmdiag.watch.exporter import serve
 
-            look = on_this_machine(common.target, common.port, say)
+            look = on_this_machine(common.target, common.port, say, meanwhile=prepare)
             serve(listen, lambda: check(question, look), every, _to_stderr)
             return ExitCode.OK
         if common.source is not None:
@@ -151,7 +151,7 @@ def run(
             result = check(question, lambda _window_s: held)
         else:
             try:
-                result = check(question, on_this_machine(common.target, common.port, say, started()))
+                result = check(question, on_this_machine(common.target, common.port, say, started(), prepare))
             finally:
                 say("")
         if write_baseline and baseline is not None:
