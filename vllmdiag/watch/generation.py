@@ -116,12 +116,12 @@ class Generation:
             if not living:
                 self._outlet.event("ended", "the server has ended")
                 return
-            if self._orphaned(snapshot, living) and self._replaced(snapshot.target_pids):
+            if self._orphaned(living) and self._replaced(snapshot.target_pids):
                 words = f"another server has taken its place; {len(living)} processes of it live on"
                 self._outlet.event("ended", words)
                 return
 
-    def _orphaned(self, snapshot: Snapshot, living: list[int]) -> bool:
+    def _orphaned(self, living: list[int]) -> bool:
         """Its first process has gone, and it is time to look for a new server (that is a scan of the machine)."""
         self._rounds += 1
         return self._head not in living and self._rounds % _ROUNDS_A_SEARCH == 0
