@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllmdiag.model.diagnosis import Finding
+from vllmdiag.model.process import Frame
 from vllmdiag.vllm.instances import Member
 from vllmdiag.vllm.signatures import match
 
@@ -37,6 +38,12 @@ def _shows(view: ThreadView | None, signature: str, role: str = "EngineCore") ->
         and len(view.stacks) == view.dumps
         and all(any(m.signature.id == signature for m in match(s.frames, role)) for s in view.stacks)
     )
+
+
+def _frame_of(view: ThreadView, signature: str) -> Frame:
+    """The frame of the last dump that shows the signature."""
+    depth = next(m.depth for m in match(view.frames, "EngineCore") if m.signature.id == signature)
+    return view.frames[depth]
 
 
 def _tokens_move(case: Case, engine: Member) -> bool:
@@ -83,7 +90,7 @@ def _grammar(case: Case, engine: Member, act: Activity) -> Finding | None:
             continue
         waiting = gauge(case.scene, engine, "num_requests_waiting")
         others = _tokens_move(case, engine)
-        frame = view.frames[0]
+        frame = _frame_of(view, "grammar.compile")
         return case.finding(
             "grammar-busy",
             engine.pid,

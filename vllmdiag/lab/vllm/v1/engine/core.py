@@ -19,6 +19,7 @@ from vllmdiag.lab.vllm.title import set_process_title
 from vllmdiag.lab.vllm.v1.engine.utils import EngineZmqAddresses, SignalCallback
 from vllmdiag.lab.vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllmdiag.lab.vllm.v1.serial_utils import EngineCoreRequestType, MsgpackDecoder, MsgpackEncoder
+from vllmdiag.lab.vllm.v1.structured_output import StructuredOutputManager
 
 _HANDSHAKE_TIMEOUT_MS = 5 * 60_000
 _BALLAST = " " * 4096
@@ -42,6 +43,7 @@ class EngineCore:
     def __init__(self, config: VllmConfig, on_failure: Any) -> None:
         self.model_executor = MultiprocExecutor(config, on_failure)
         self.requests: dict[str, Request] = {}
+        self.structured_output_manager = StructuredOutputManager()
 
     def step(self) -> list[tuple[int, dict[str, Any]]]:
         """One token for every request.
@@ -151,6 +153,9 @@ class EngineCoreProc(EngineCore):
 
     def _handle_client_request(self, kind: bytes, body: Any) -> None:
         if kind == EngineCoreRequestType.ADD:
+            if switches.is_on("grammar-busy"):
+                self.structured_output_manager.grammar_init()
+                return  # it waits for its grammar
             request = Request(id=body["id"], client=body["client"], left=body["max_tokens"])
             self.requests[request.id] = request
         elif kind == EngineCoreRequestType.ABORT:
