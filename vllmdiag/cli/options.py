@@ -68,7 +68,10 @@ def _common_options(
     window: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", help="How long to watch for motion: 3 for diagnose and gpu, else 1.", min=0.2, max=600.0
+            metavar="SECONDS",
+            help="How long to watch for motion: 3 to judge, 0.5 as a probe, else 1.",
+            min=0.2,
+            max=600.0,
         ),
     ] = None,
     source: Annotated[

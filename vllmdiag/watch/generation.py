@@ -50,6 +50,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     round_s: float = 1.0
     status_s: float = 10.0
     """How often a ``status`` event is given."""
+    window_s: float | None = None
+    """Window of a close look; None: as long as there is time for."""
     logs: tuple[str, ...] = ()
 
 
@@ -156,7 +158,7 @@ class Generation:
 
     def _window_s(self) -> float:
         """Window of a look: the longer nothing may move, the longer there is time to prove it."""
-        return min(3.0, max(1.0, self._plan.stall_s / 2))
+        return self._plan.window_s or min(3.0, max(1.0, self._plan.stall_s / 2))
 
     def _refresh_s(self) -> float:
         if self._seen.diagnosis.verdict.cause == "starting":

@@ -74,7 +74,7 @@ def run(
     stop = threading.Event()
     with _until_sigterm(stop), _dress(common, headless) as (emit, show):
         watch(
-            Plan(hz=hz, stall_s=stall, status_s=status, logs=tuple(map(str, log or ()))),
+            Plan(hz=hz, stall_s=stall, status_s=status, window_s=common.window_s, logs=tuple(map(str, log or ()))),
             Wanted(common.target, common.port),
             Evidence(bundles, keep, host_redactor() if redact else None),
             Commands(on_stall),
