@@ -290,7 +290,7 @@ def _encoding(head: bytes) -> str | None:
     nuls = head.count(0)
     if not nuls:
         control = sum(byte < 9 or 13 < byte < 27 or 27 < byte < 32 for byte in head[:4096])
-        return "utf-8" if control * 50 <= len(head[:4096]) else None
+        return "utf-8" if control * 10 <= len(head[:4096]) else None
     even, odd = head[0::2].count(0), head[1::2].count(0)
     if max(even, odd) * 3 >= len(head) // 2 and min(even, odd) * 20 <= max(even, odd):
         return "utf-16-le" if odd > even else "utf-16-be"

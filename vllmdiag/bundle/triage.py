@@ -30,6 +30,14 @@ _APART = re.compile(r"\b(\d+(?:\.\d+)?)\s*(?:s|sec|seconds)\s+(?:apart|later)\b"
 _CLOCK = re.compile(r"(?:^|[ T])([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:[.,]\d+)?")
 
 
+_DIGITS = str.maketrans("123456789", "000000000")
+_EXACT_LINES = 1000
+"""Every line of a piece up to here is offered to every format."""
+_OPENING_CHARS = 600
+"""Of a longer line only the begin decides of which format it is."""
+_MOST_SHAPES = 20_000
+
+
 @dataclass
 class _Stretch:
     """Lines that no format took."""
@@ -104,6 +112,9 @@ class _Session:
         self._format: Format | None = None
         self._stretch: _Stretch | None = None
         self._fences = False
+        self._lines = 0
+        self._dull: set[str] = set()
+        """Shapes of lines that no format opens."""
         self._first_unknown = (len(triage.unknown), triage.n_unknown)
         base = piece.source.replace("\\", "/").rpartition("/")[2]
         name = _name(piece.source)
@@ -130,9 +141,16 @@ class _Session:
             self._begin(line)
             return
         text = line.text
-        if self._reader is not None and self._reader.take(text):
+        self._lines += 1
+        # A long text repeats itself: once no format has opened a line, none will open the same with other numbers.
+        shape = text.translate(_DIGITS) if self._lines > _EXACT_LINES else ""
+        dull = shape in self._dull
+        skip = dull and self._reader is not None and self._reader.takes_what_it_opens
+        if self._reader is not None and not skip and self._reader.take(text):
             return
-        chosen = self._opener(text) if text and not text.isspace() else None
+        chosen = self._opener(text) if text and not dull and not text.isspace() else None
+        if shape and chosen is None and len(self._dull) < _MOST_SHAPES:
+            self._dull.add(shape)
         if chosen is not None:
             self._close()
             self._open(chosen, line)
@@ -147,8 +165,9 @@ class _Session:
 
     def _opener(self, text: str) -> Format | None:
         first: Format | None = None
+        begin = text[:_OPENING_CHARS]
         for each in self._formats:
-            if each.opens(text, self._context):
+            if each.opens(begin, self._context):
                 if any(self._context.name.startswith(name) for name in each.names):
                     return each
                 first = first or each
@@ -167,6 +186,18 @@ class _Session:
         if self._reader is not None:
             reader, self._reader = self._reader, None
             reader.close()
+            self._again(reader.refused())
+
+    def _again(self, lines: Sequence[str]) -> None:
+        """Ask the other formats about lines that one has taken and could not use; each line at most once more."""
+        if not lines:
+            return
+        formats, number = self._formats, self._context.line
+        self._formats = tuple(each for each in formats if each is not self._format)
+        for line in lines:
+            self._line(Line(line, number, "text", fenced=True))
+        self._close()
+        self._formats = formats
 
     def _forget_prose(self) -> None:
         """What stood before the first fence of a report was prose: nobody expects it to be understood."""
@@ -188,6 +219,7 @@ class _Session:
         return PROMPT.match(text) is not None
 
     def _words(self, text: str) -> None:
+        self._dull.clear()  # what a header announces may be known by it alone
         context = self._context
         context.header = text.strip()
         context.headers.append(context.header)
@@ -254,7 +286,8 @@ def triage(paths: Sequence[str], stdin: BinaryIO, say: Callable[[str], None] = l
         BadDataError: nothing of it could be understood, or it is a damaged bundle of `vllmdiag capture`.
     """
     done = Triage()
-    stream = stdin if isinstance(stdin, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", stdin))
+    raw = cast("io.RawIOBase", stdin if "-" in paths else io.BytesIO())
+    stream = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
     if len(paths) == 1 and (bundle := captured(paths[0], stream)) is not None:
         done.bundle = bundle.snapshot
         return done

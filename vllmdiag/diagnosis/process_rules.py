@@ -166,9 +166,14 @@ def _orphan_engine(case: Case, engines: list[Member], workers: list[Member], los
 
 def _left(case: Case, members: list[Member]) -> list[str]:
     processes = [case.scene.processes[m.pid] for m in members]
-    names = ", ".join(f"{m.label} {m.pid} ({p.state})" for m, p in zip(members, processes, strict=True))
+    names = ", ".join(f"{m.label} {m.pid} {_state(p)}" for m, p in zip(members, processes, strict=True))
     parents = ", ".join(str(ppid) for ppid in sorted({processes[0].ppid, *(p.ppid for p in processes[1:])})[:3])
     return [f"left: {names}; parents {parents}", *_no_port(case), *_holdings(case)]
+
+
+def _state(process: Process) -> str:
+    """Its state in brackets; of pasted evidence it may not be known."""
+    return f"({process.state})" if process.state.isalpha() else "(state not known)"
 
 
 def _followers(case: Case) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllmdiag.bundle.draft import Draft
@@ -46,6 +46,11 @@ class _Document(Reader):
         self._depth = 0
         self._in_string = False
         self._done = False
+        self._broken = False
+
+    def refused(self) -> Sequence[str]:
+        """All but the line that looked like the begin of a document."""
+        return self._lines[1:] if self._broken else ()
 
     def take(self, line: str) -> bool:
         if self._done or self._size > MOST_BYTES:
@@ -78,6 +83,7 @@ class _Document(Reader):
             value = json.loads("\n".join(self._lines))
         except (ValueError, RecursionError) as error:
             self._draft.missing(where, f"damaged: {error}", "copy it again")
+            self._broken = True
             return
         for _, fits, read in SHAPES:
             if fits(value):
@@ -89,11 +95,9 @@ class _Document(Reader):
         self._draft.missing(where, "not understood: JSON of an unknown shape", "none: the rest was judged")
 
 
-def _opens(line: str, context: Context) -> bool:
+def _opens(line: str, _context: Context) -> bool:
     text = line.strip()
-    if text in ("[", "{", "[{"):
-        return True
-    return text.startswith(("[{", '{"')) and (context.line <= 1 or text.endswith(("[", "{", ",", "}", "]")))
+    return text in ("[", "{", "[{") or text.startswith(("[{", '{"', "[ {", '{ "'))
 
 
 def _reader(context: Context, draft: Draft) -> Reader:

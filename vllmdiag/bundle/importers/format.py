@@ -52,6 +52,9 @@ class Context:
 class Reader(ABC):
     """Takes the lines of one section, the one that opened it first."""
 
+    takes_what_it_opens = False
+    """`take` accepts just the lines that open its format, and blank ones: it need not be asked about others."""
+
     @abstractmethod
     def take(self, line: str, /) -> bool:
         """Read the line if it is part of this section by itself; False ends the section."""
@@ -59,6 +62,10 @@ class Reader(ABC):
     def also(self, _line: str, /) -> bool:
         """Read a line that no format claims, if it may be a part of this section (a traceback in a log)."""
         return False
+
+    def refused(self) -> Sequence[str]:
+        """After close: lines that turned out to be of no use here; other formats are asked about them."""
+        return ()
 
     def close(self) -> None:  # noqa: B027  most readers put what they read into the draft line by line
         """The section is over: put what was read into the draft."""

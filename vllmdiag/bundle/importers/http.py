@@ -176,6 +176,8 @@ def _delay(number: str, unit: str) -> float:
 
 
 def _opens_client(line: str, context: Context) -> bool:
+    if "first" not in line and "urst" not in line and "very" not in line and "each" not in line:
+        return False
     told = (_DELAY.search(line) or _BURST.search(line)) is not None
     return told and ("client" in line.lower() or context.name.startswith("client"))
 

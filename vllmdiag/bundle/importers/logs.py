@@ -27,6 +27,8 @@ _HEADER = re.compile(r"^(?:#|\$ |={3,}|-{3,}$)")
 class _Log(Reader):
     """One section of a log."""
 
+    takes_what_it_opens = True
+
     def __init__(self, context: Context, draft: Draft) -> None:
         self._draft = draft
         self._scanner = Scanner(context.source, node=context.node, first_line=max(1, context.line))

@@ -67,7 +67,7 @@ def _read_hosts(lines: Sequence[str], context: Context, draft: Draft) -> None:
 
 
 _RAY = re.compile(
-    r"^\s*(?:=+ Autoscaler status|Node status|Active:|Resources\s*$|Total Usage:|Usage:|Demands:|Pending:|Total Demands:"
+    r"^\s*(?:=+ Autoscaler status|Node status|Active:|Resources\s*$|(?:Total )?Usage:|(?:Total )?Demands:|Pending:"
     r"|Recent failures:)"
 )
 _RAY_NODE = re.compile(rf"^\s*(?:\d+\s+)?(?:node[_:]\s*)?(?P<id>[\w-]*)\s*\(?(?P<address>{_IP})\)?\s*$")

@@ -134,7 +134,8 @@ def _read_counters(lines: Sequence[str], context: Context, draft: Draft) -> None
 
 _LIMIT = re.compile(
     r"^\s*(Max (?:cpu time|file size|data size|stack size|core file size|resident set|processes|open files"
-    r"|locked memory|address space|file locks|pending signals|msgqueue size|nice priority|realtime priority|realtime timeout))"
+    r"|locked memory|address space|file locks|pending signals|msgqueue size|nice priority|realtime priority"
+    r"|realtime timeout))"
     r"\s+(unlimited|\d+)\s+(unlimited|\d+)"
 )
 _LIMIT_FIELDS = {
@@ -177,6 +178,8 @@ def _read_environ(lines: Sequence[str], context: Context, draft: Draft) -> None:
 
 
 def _is_command_line(line: str, _context: Context) -> bool:
+    if "vllm" not in line:
+        return False
     text = _command_text(line)
     known = identify((text,)) if text else None
     return known is not None and known.role == "APIServer" and known.known_by == "command line"

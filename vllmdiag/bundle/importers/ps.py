@@ -248,7 +248,9 @@ def _number(text: str) -> float | None:
 
 
 def _opens(line: str, _context: Context) -> bool:
-    return bool(heading(line) or _TOP.match(line) or _bare(line))
+    if ("PID" in line or "ID " in line or "LWP" in line) and heading(line):
+        return True
+    return bool(_TOP.match(line) or (":" in line and _bare(line)))
 
 
 def _reader(context: Context, draft: Draft) -> Reader:

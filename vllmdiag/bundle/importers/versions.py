@@ -18,7 +18,7 @@ _VERSION = re.compile(
 
 
 def _fits(line: str, _context: Context) -> bool:
-    return len(line) < 200 and _VERSION.match(line) is not None
+    return len(line) < 200 and "vllm" in line.lower() and _VERSION.match(line) is not None
 
 
 def _read(lines: Sequence[str], _context: Context, draft: Draft) -> None:
