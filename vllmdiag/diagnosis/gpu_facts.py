@@ -238,7 +238,8 @@ def _architecture(case: Case) -> Iterator[Finding]:
         process = case.scene.processes[member.pid]
         device, _ = device_of(case.scene, process)
         capability = device.capability if device is not None else ""
-        found = [(image, runs_on(image.archs, capability)) for image in process.kernels]
+        images = [image for one in _as_told(case, process) for image in one.kernels]
+        found = [(image, runs_on(image.archs, capability)) for image in images]
         own = "sm_" + capability.replace(".", "")
         lacking = [
             i for i, runs in found if runs is False or (runs and not any(a.rstrip("af") == own for a in i.archs))
@@ -258,6 +259,12 @@ def _architecture(case: Case) -> Iterator[Finding]:
             confidence="high" if never or said else "medium",
         )
         return
+
+
+def _as_told(case: Case, process: Process) -> list[Process]:
+    """A process; in pasted evidence, which seldom says of whom a piece is, all of its instance after it."""
+    others = case.scene.processes.values() if case.scene.snapshot.pasted else ()
+    return [process, *(p for p in others if p is not process)]
 
 
 # -- what tells of a wait ---------------------------------------------------------------------------------------------
@@ -303,10 +310,11 @@ def known_hangs(group: Group) -> list[str]:
     words: dict[str, None] = {}
     for rank in group.ranks:
         process = group.case.scene.processes[rank.pid]
-        traces = [*process.libraries, *(f"{f.name} ({f.file})" for f in rank.frames)]
+        libraries = [path for one in _as_told(group.case, process) for path in one.libraries]
+        traces = [*libraries, *(f"{f.name} ({f.file})" for f in rank.frames)]
         for package in gpu().packages:
             told = process.packages.get(package, "")
-            version = told or next((v for path in process.libraries if (v := version_in_path(package, path))), "")
+            version = told or next((v for path in libraries if (v := version_in_path(package, path))), "")
             found = known_hang(package, version, traces) if version else None
             if found is not None:
                 words.setdefault(f"{package} {version} is in use: {found.text}; known cure: {found.next}")

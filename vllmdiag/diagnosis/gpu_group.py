@@ -18,6 +18,7 @@ from vllmdiag.vllm.signatures import Match, match, state_of
 from .activity import Activity, ThreadView
 from .case import Case
 from .devices import device_of, seems_spinning
+from .glimpse import AGAIN
 from .motion import is_counter
 from .waits import path_to
 
@@ -198,7 +199,7 @@ class Group:
         """A finding with what all ranks do, what their GPUs do, and what shows that nothing moves."""
         case = self.case
         outstanding = case.progress[self.engine.pid].outstanding[:2] if self.engine is not None else ()
-        once = [] if self.stands else ["one look only: whether anything moves is not known; look twice, 30 s apart"]
+        once = [] if self.stands else [AGAIN]
         pid = root.pid if isinstance(root, Rank) else (self.engine or self.ranks[0].member).pid
         return case.finding(
             slug,

@@ -13,6 +13,7 @@ from vllmdiag.vllm.instances import Member
 
 from .case import Case
 from .devices import busy
+from .glimpse import AGAIN, glimpse
 from .gpu_counts import counts_apart, records_apart
 from .gpu_facts import fact_findings, known_hangs, path_trouble
 from .gpu_group import AWAY, BLIND, COLLECTIVE, GPU, IDLE, KV, Group, Rank, counters_moved, group_of
@@ -85,7 +86,7 @@ def _without_engine(case: Case) -> Iterator[Finding]:
     lagging = next((f for rule in (counts_apart, records_apart) if (f := rule(group)) is not None), None)
     if lagging is not None:
         yield lagging
-    elif shown and (found := _decide(group, _ALONE)) is not None:
+    elif shown and (found := _decide(group, _GLIMPSED if glimpse(case) else _ALONE)) is not None:
         yield found
 
 
@@ -109,12 +110,13 @@ def _connector(group: Group) -> Finding | None:
     if not inside or any(r.own_business for r in group.of(AWAY) if r not in inside):
         return None
     root = inside[0]
-    others = group.names([r for r in group.ranks if r not in inside])
+    rest = [r for r in group.ranks if r not in inside]
+    others, n = group.names(rest), len(rest)
     summary = f"{root.label} is inside its KV connector, {root.at}, and does not come back"
     return group.say(
         "kv-connector-blocked",
         root,
-        summary + (f"; {others} wait for it" if others else ""),
+        summary + (f"; {others} {'wait' if n > 1 else 'waits'} for it" if n else ""),
         confidence=_sure_of(root),
     )
 
@@ -143,12 +145,9 @@ def _one_waits_for_its_gpu(group: Group) -> Finding | None:
     if root.device is not None and busy(root.device) is False:
         return None
     summary = f"{root.label} waits for a kernel of its GPU that does not end, at {root.at}"
-    return group.say(
-        "kernel-wedged",
-        root,
-        f"{summary}; {group.names(waiting)} wait for it in {waiting[0].act.doing}",
-        known_hangs(group),
-    )
+    wait = "wait" if len(waiting) > 1 else "waits"
+    summary += f"; {group.names(waiting)} {wait} for it in {waiting[0].act.doing}"
+    return group.say("kernel-wedged", root, summary, known_hangs(group))
 
 
 def _idle_among_waiters(group: Group) -> Finding | None:
@@ -337,9 +336,8 @@ def _undecided(group: Group) -> Finding | None:
     if not inside:
         return None
     said = "; ".join(f"{group.names([r])}: {r.act.doing}" for r in inside[:3])
-    return group.say(
-        "unknown", inside[0], f"ranks wait at the GPU and nothing moves: {said}", confidence="low", layer=4
-    )
+    summary = f"ranks wait at the GPU: {said}; {AGAIN if glimpse(group.case) else 'nothing moves'}"
+    return group.say("unknown", inside[0], summary, confidence="low", layer=4)
 
 
 _SHARED = (
@@ -353,6 +351,8 @@ _SERVING = (
 _STARTING = (_connector, counts_apart, records_apart, init_apart, _places_apart, *_SHARED)
 _BY_RECORD = 4
 """So many of them go by more than the place at which a rank stands."""
+_GLIMPSED = (init_apart, _undecided)
+"""One look is enough where a rank makes a communicator: that takes a second, and nobody pastes it for nothing."""
 _ALONE = (
     _connector, init_apart, _own_business, _one_waits_for_its_gpu, _idle_among_waiters, _places_apart, *_SHARED,
     _kernel, _all_on_gpu, _undecided,
