@@ -130,7 +130,7 @@ class _Pass:
     def _field(self, struct: msgspec.Struct, field: str, value: Any) -> Any:
         if isinstance(struct, Process) and field == "environ":
             new = redacted_environ(value, self._tokens, self._shapes, self._path)
-            return {self._text(name): self._text(text) for name, text in new.items()}
+            return {self._text(name): text for name, text in new.items()}
         if isinstance(struct, Process) and field == "cmdline" and isinstance(value, tuple):
             policy = self._path if len(value) > 1 else self._text
             return tuple(self.value(word, policy) for word in redacted_argv(value, self._tokens, self._shapes))

@@ -48,7 +48,7 @@ def environ_values(environ: Mapping[str, str]) -> Named:
 def redacted_environ(
     environ: Mapping[str, str], tokens: Tokens, shapes: Shapes, path: Callable[[str], str]
 ) -> dict[str, str]:
-    """The environment with hosts, secrets and paths replaced; whatever else is in the values is left to the caller."""
+    """The environment redacted: `path` does what a value needs whose name says nothing."""
     new = {}
     for name, value in environ.items():
         if _is_secret(name):
