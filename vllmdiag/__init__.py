@@ -12,10 +12,12 @@ SCHEMAS = (
     "estimate/1",
     "diff/1",
     "view/1",
+    "stacks/1",
     "instances/1",
     "removals/1",
     "playbooks/1",
     "explanations/1",
+    "fleet/1",
     "plan/1",
     "plan-check/1",
 )

@@ -7,6 +7,7 @@ takes a ``CAUSE`` has it completed without a word here.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -104,10 +105,10 @@ def _wants_value(verb: Verb, word: str) -> Parameter | None:
 
 
 def _options(verb: Verb, given: Sequence[str]) -> Iterator[Candidate]:
-    """Options by their longest flag; those that stand there already are left out unless they may come again."""
+    """Options by their long flags; those that stand there already are left out unless they may come again."""
     for option in verb.options:
         if option.many or not set(option.flags) & set(given):
-            yield Candidate(max(option.flags, key=len), option.help)
+            yield from (Candidate(flag, option.help) for flag in option.flags if flag.startswith("--"))
 
 
 def _positional(verb: Verb, rest: Sequence[str]) -> Iterator[Candidate]:
@@ -123,8 +124,9 @@ def _positional(verb: Verb, rest: Sequence[str]) -> Iterator[Candidate]:
 def _values(parameter: Parameter) -> Iterable[Candidate]:
     if parameter.choices:
         return [Candidate(choice) for choice in parameter.choices]
-    kinds = (kind for word in parameter.metavar.strip("[].").split("|") if (kind := VALUES.get(word.strip("[].="))))
-    return [candidate for kind in kinds for candidate in kind()]
+    # CAUSE[=SUBJECT], [FAULT]..., FILE|TARGET: the word in capitals says what it is
+    words = re.findall(r"(?:^\[?|\|)([A-Z]+)", parameter.metavar)
+    return [candidate for word in words if word in VALUES for candidate in VALUES[word]()]
 
 
 def _pids() -> Iterator[Candidate]:

@@ -103,9 +103,11 @@ def _parameter(name: str, parameter: inspect.Parameter) -> Parameter:
 
 
 def _flags(name: str, info: OptionInfo) -> tuple[str, ...]:
+    """All ways to write an option; one that can be turned off (``--redact/--no-redact``) has both."""
     # in Annotated the first flag stands where the default value is otherwise
     first = (info.default,) if isinstance(info.default, str) else ()
-    return (*first, *(info.param_decls or ())) or (f"--{name.replace('_', '-')}",)
+    declared = (*first, *(info.param_decls or ())) or (f"--{name.replace('_', '-')}",)
+    return tuple(flag for words in declared for flag in words.split("/"))
 
 
 def _kind_and_info(annotation: Any) -> tuple[Any, OptionInfo | ArgumentInfo]:

@@ -45,6 +45,6 @@ def far_end(
     except PermissionError as error:
         raise NotPermittedError(f"cannot read {ship}", why=str(error.strerror), next="--ship FILE") from None
     except OSError as error:
-        raise UsageError(f"cannot read {ship}", why=str(error.strerror), next="make vllmdiag.pyz makes it") from None
+        raise UsageError(f"cannot read {ship}", why=str(error.strerror), next="make pyz") from None
     python = ("python3",) if remote == ("vllmdiag",) else remote
     return Far((*python, "-c", LOADER, *own), program)

@@ -60,9 +60,7 @@ def run(
     ssh_option: Annotated[list[str] | None, typer.Option(metavar="OPTION", help="ssh: passed on, e.g. -p2222.")] = None,
     selector: Annotated[str | None, typer.Option("--selector", "-l", help="kubectl: labels of the pods.")] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="kubectl.")] = None,
-    container: Annotated[
-        str | None, typer.Option("--container", "-c", help="kubectl: of several in a pod.")
-    ] = None,
+    container: Annotated[str | None, typer.Option("--container", "-c", help="kubectl: of several in a pod.")] = None,
     kube_context: Annotated[str | None, typer.Option("--kube-context", help="kubectl: which cluster.")] = None,
     job: Annotated[str | None, typer.Option(metavar="ID", help="slurm: else the job that this shell is in.")] = None,
     ray_address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="ray: else the cluster of here.")] = None,
@@ -71,7 +69,8 @@ def run(
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="For each node.", min=1.0)] = 30.0,
     at_once: Annotated[int, typer.Option(metavar="N", help="Nodes asked at a time.", min=1, max=1024)] = 64,
     ship: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Send this vllmdiag.pyz, to memory only.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Send this vllmdiag.pyz; there it unpacks into the cache of its user."),
     ] = None,
     remote_command: Annotated[
         str, typer.Option(metavar="COMMAND", help="How vllmdiag is called there; with --ship, Python.")
