@@ -76,7 +76,7 @@ def memory_findings(case: Case, found: Sequence[Finding]) -> Iterator[Finding]:
             "oom-killed",
             death.subject,
             f"{death.summary}: the kernel has killed for memory",
-            evidence=[*words, *death.evidence],
+            evidence=list(dict.fromkeys([*words, *death.evidence])),
             chain=death.chain,
             # The counter of a group is never reset: it may tell of an earlier death.
             confidence="high" if any(w.startswith("kernel:") for w in words) else "medium",

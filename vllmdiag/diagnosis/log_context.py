@@ -9,6 +9,7 @@ from vllmdiag.model.logs import LogEvent
 from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.vllm.stages import socket_path_bytes, unix_path_limit
 
+from .logs import pid_words
 from .shm_rules import leaked
 
 _SMALL = 1 << 30
@@ -43,16 +44,16 @@ def context_of(slug: str, snapshot: Snapshot, event: LogEvent) -> list[str]:
 
 def _environ(snapshot: Snapshot, *names: str) -> list[str]:
     found = [(p.pid, name, p.environ[name]) for p in snapshot.processes for name in names if p.environ.get(name)]
-    return [f"{name}={value} (pid {pid})" for pid, name, value in found][:3]
+    return [f"{name}={value} ({pid_words(pid)})" for pid, name, value in found][:3]
 
 
 def _pids(snapshot: Snapshot) -> list[str]:
     groups = [(p.pid, g) for p in snapshot.processes if (g := known(p.cgroup)) is not None]
     full = [(pid, g) for pid, g in groups if g.pids_max is not None and (g.pids_current or 0) >= 0.95 * g.pids_max]
-    words = [f"the control group of pid {pid} has {g.pids_current} of {g.pids_max} tasks" for pid, g in full[:1]]
+    words = [f"the control group of {pid_words(pid)} has {g.pids_current} of {g.pids_max} tasks" for pid, g in full[:1]]
     limits = [(p.pid, known(p.limits)) for p in snapshot.processes]
     words += [
-        f"ulimit -u of pid {pid} is {'unlimited' if found.nproc is None else found.nproc}: not the limit that was hit"
+        f"ulimit -u of {pid_words(pid)} is {'unlimited' if found.nproc is None else found.nproc}: not that limit"
         for pid, found in limits
         if full and found is not None
     ][:1]
@@ -61,7 +62,7 @@ def _pids(snapshot: Snapshot) -> list[str]:
 
 def _descriptors(snapshot: Snapshot) -> list[str]:
     return [
-        f"pid {p.pid} has {p.n_fds} of {found.nofile} descriptors open"
+        f"{pid_words(p.pid)} has {p.n_fds} of {found.nofile} descriptors open"
         for p in snapshot.processes
         if (found := known(p.limits)) is not None and found.nofile is not None and p.n_fds is not None
     ][:2]
@@ -69,7 +70,7 @@ def _descriptors(snapshot: Snapshot) -> list[str]:
 
 def _memlock(snapshot: Snapshot) -> list[str]:
     return [
-        f"pid {p.pid} may lock {found.memlock // 1024} KiB of memory"
+        f"{pid_words(p.pid)} may lock {found.memlock // 1024} KiB of memory"
         for p in snapshot.processes
         if (found := known(p.limits)) is not None and found.memlock is not None
     ][:2]
@@ -90,7 +91,7 @@ def _interfaces(snapshot: Snapshot) -> list[str]:
     words = [f"a connect to {s.remote} hangs: loopback never leads to another machine" for s in hanging[:2]]
     told = [p for p in snapshot.processes if p.environ]
     if told and not any(p.environ.get("GLOO_SOCKET_IFNAME") for p in told):
-        words.append(f"GLOO_SOCKET_IFNAME is not set for pid {told[0].pid}")
+        words.append(f"GLOO_SOCKET_IFNAME is not set for {pid_words(told[0].pid)}")
     return [*words, *_environ(snapshot, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP")]
 
 
@@ -138,7 +139,7 @@ def killed_for_memory(snapshot: Snapshot) -> list[str]:
     """What says that the kernel has killed for memory."""
     groups = [(p.pid, g) for p in snapshot.processes if (g := known(p.cgroup)) is not None]
     words = [
-        f"the control group of pid {pid} counts {g.oom_kill} kills for memory"
+        f"the control group of {pid_words(pid)} counts {g.oom_kill} kills for memory"
         + (f"; its limit is {_mib(g.memory_max)}" if g.memory_max is not None else "")
         for pid, g in groups
         if g.oom_kill

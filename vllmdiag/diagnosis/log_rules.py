@@ -117,8 +117,10 @@ def _cause(snapshot: Snapshot, event: LogEvent, *, failed: bool) -> str:
 
 def _of_event(snapshot: Snapshot, scene: Scene | None, event: LogEvent, slug: str) -> Finding:
     who = subject_of(event, snapshot, scene)
-    context = context_of(slug, snapshot, event)
-    told = context[0] if context and slug not in _SAYS_MORE else f"{_name(who)} says {_said(event)}"
+    context = [words for words in context_of(slug, snapshot, event) if not words.endswith(event.text)]
+    others = "worker" in event.groups or event.kind == "engine_exited"  # it speaks of somebody else
+    words = _said(event) if others else f"{_name(who)} says {_said(event)}"
+    told = context[0] if context and slug not in _SAYS_MORE else words
     sure: Confidence = "high" if event.part == "fault" and (known_cause(event) == slug or context) else "medium"
     return _say(
         slug,

@@ -36,6 +36,11 @@ def known_cause(event: LogEvent) -> str:
     return "" if event.kind in ("exception", "error") else kind(event.kind).cause
 
 
+def pid_words(pid: int) -> str:
+    """A process by its number; pasted evidence may be of one whose number was not given."""
+    return f"pid {pid}" if pid > 0 else "the process"
+
+
 def event_words(event: LogEvent) -> str:
     """One line of evidence: where it stands, who said it and when, and what."""
     who = " ".join(part for part in (event.label, f"pid {event.pid}" if event.pid is not None else "") if part)
@@ -83,6 +88,9 @@ def log_evidence(snapshot: Snapshot) -> list[str]:
 def subject_of(event: LogEvent, snapshot: Snapshot, scene: Scene | None) -> Subject:
     """Whom an event is about."""
     members = scene.members if scene is not None else {}
+    if event.kind == "engine_exited":
+        engine = scene.engines[0].pid if scene is not None and len(scene.engines) == 1 else None
+        return Subject(role="EngineCore", pid=engine, label="EngineCore", node=event.node or None)
     if (worker := event.groups.get("worker")) is not None and (lost := _worker(worker, scene)) is not None:
         return lost
     if scene is not None and event.pid in members:
@@ -94,8 +102,8 @@ def subject_of(event: LogEvent, snapshot: Snapshot, scene: Scene | None) -> Subj
     if event.rank is not None:
         label = f"rank {event.rank}"
         return Subject(role="Worker", pid=event.pid, rank={"rank": event.rank}, label=label, node=node)
-    alone = snapshot.processes[0] if len(snapshot.processes) == 1 else None
-    pid = event.pid if event.pid is not None else alone.pid if alone is not None else None
+    alone = snapshot.processes[0].pid if len(snapshot.processes) == 1 else 0
+    pid = event.pid if event.pid is not None else alone if alone > 0 else None
     return Subject(role="Instance", pid=pid, label=f"pid {pid}" if pid is not None else "vLLM", node=node)
 
 

@@ -13,13 +13,14 @@ from vllmdiag.vllm.stages import socket_path_bytes, unix_path_limit
 from . import write
 from .host_rules import loose_memory_findings, overloaded
 from .log_rules import loose_log_findings
+from .logs import pid_words
 from .shm_rules import leak_line, leak_words, leaked, outgrown, outgrown_words
 from .traffic_rules import traffic_findings
 
 
 def loose_findings(snapshot: Snapshot) -> Iterator[Finding]:
     """What such evidence decides by itself. A cause that two pieces tell of comes once, of the one that tells more."""
-    target = snapshot.processes[0].pid if snapshot.processes else None
+    target = next((p.pid for p in snapshot.processes if p.pid > 0), None)
     found: dict[str, Finding] = {}
     for finding in (
         *loose_memory_findings(snapshot),
@@ -35,8 +36,8 @@ def loose_findings(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _about(process: Process) -> Subject:
-    name = process.comm or f"pid {process.pid}"
-    return Subject(role="Other", pid=process.pid, label=name)
+    pid = process.pid if process.pid > 0 else None
+    return Subject(role="Other", pid=pid, label=process.comm or pid_words(process.pid))
 
 
 def _limits(snapshot: Snapshot) -> Iterator[Finding]:
@@ -45,7 +46,7 @@ def _limits(snapshot: Snapshot) -> Iterator[Finding]:
         chain = (Link(subject=who, doing="has reached a limit"),)
         group, limits = known(process.cgroup), known(process.limits)
         if group is not None and group.pids_max is not None and (group.pids_current or 0) >= group.pids_max:
-            words = f"the control group of pid {process.pid} has {group.pids_current} of {group.pids_max} tasks"
+            words = f"the control group of {pid_words(process.pid)} has {group.pids_current} of {group.pids_max} tasks"
             yield write.finding(
                 "pids-limit",
                 who,
@@ -57,7 +58,7 @@ def _limits(snapshot: Snapshot) -> Iterator[Finding]:
             yield write.finding(
                 "fd-exhausted",
                 who,
-                f"pid {process.pid} has {process.n_fds} of {limits.nofile} descriptors open",
+                f"{pid_words(process.pid)} has {process.n_fds} of {limits.nofile} descriptors open",
                 evidence=[f"{process.n_fds} descriptors, soft limit {limits.nofile}"],
                 chain=chain,
             )
