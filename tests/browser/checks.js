@@ -16,13 +16,15 @@
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const clear = colour => channels(colour)[3] === 0;
-  const behind = element => {
-    for (let e = element; e; e = e.parentElement) {
+  const grounds = new Map();
+  const behind = e => {
+    if (!e) return 'rgb(255,255,255)';
+    if (!grounds.has(e)) {
       const rect = e.tagName === 'g' && e.querySelector(':scope > rect');
-      if (rect) return getComputedStyle(rect).fill;
-      if (!clear(getComputedStyle(e).backgroundColor)) return getComputedStyle(e).backgroundColor;
+      const own = rect ? getComputedStyle(rect).fill : getComputedStyle(e).backgroundColor;
+      grounds.set(e, clear(own) ? behind(e.parentElement) : own);
     }
-    return 'rgb(255,255,255)';
+    return grounds.get(e);
   };
   const faint = new Set();
   const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -34,6 +36,20 @@
     if ((high + 0.05) / (low + 0.05) < 4.5) faint.add(`${ink} on ${behind(e)}: ${text.textContent.trim().slice(0, 40)}`);
   }
 
+  // Short words that are broken over lines: a column that is too narrow.
+  const broken = [];
+  const range = document.createRange();
+  const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text = words.nextNode(), n = 0; text && n < 4000; text = words.nextNode()) {
+    if (!shown(text.parentElement) || text.parentElement.closest('code')) continue; // a path may be longer than a line
+    for (const word of text.textContent.matchAll(/[A-Za-z0-9]{2,10}/g)) {
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1) broken.push(text.textContent.trim().slice(0, 60));
+      n += 1;
+    }
+  }
+
   // Words of a drawing that reach over the edge of their box.
   const spills = [...document.querySelectorAll('g.node')].filter(shown).flatMap(g => {
     const box = g.querySelector('rect').getBoundingClientRect();
@@ -43,5 +59,5 @@
     }).map(t => t.textContent);
   });
 
-  return {sticksOut: sticksOut.slice(0, 10), faint: [...faint].slice(0, 10), spills: spills.slice(0, 10)};
+  return {sticksOut: sticksOut.slice(0, 10), faint: [...faint].slice(0, 10), broken: broken.slice(0, 10), spills: spills.slice(0, 10)};
 }

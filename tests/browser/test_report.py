@@ -37,9 +37,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: directory / f"{name}.html" for name in pages.PAGES}
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1400])
-@pytest.mark.parametrize("name", sorted(pages.PAGES))
+VIEWS = [
+    pytest.param(name, width, dark, id=f"{name}-{width}-{'dark' if dark else 'light'}")
+    for name in sorted(pages.PAGES)
+    for width in (360, 1400)
+    for dark in (False, True)
+    if not (dark and name == "all-different")  # large, and of the colours of the others
+]
+
+
+@pytest.mark.parametrize(("name", "width", "dark"), VIEWS)
 def test_a_page_fits_the_window_can_be_read_and_is_silent(
     tab: Tab, files: dict[str, Path], name: str, width: int, dark: bool
 ) -> None:
@@ -50,7 +57,10 @@ def test_a_page_fits_the_window_can_be_read_and_is_silent(
     assert tab.requests() == [files[name].as_uri()]
     assert tab.value("document.documentElement.scrollWidth <= innerWidth")
     assert tab.value("innerWidth") <= width
-    assert tab.value(f"({CHECKS.strip()})({width})") == {"sticksOut": [], "faint": [], "spills": []}
+    wrong = tab.value(f"({CHECKS.strip()})({width})")
+    if name == "hostile":  # a word of two hundred letters has to be broken somewhere
+        del wrong["broken"]
+    assert {kind: found for kind, found in wrong.items() if found} == {}
 
 
 def test_the_two_dresses_differ(tab: Tab, files: dict[str, Path]) -> None:
@@ -115,4 +125,5 @@ def test_on_paper_everything_is_there_what_was_folded_too(tab: Tab, files: dict[
     text = " ".join(unicodedata.normalize("NFKC", printed).split())  # fonts have a letter of their own for "fi"
     assert " ".join(tab.value("document.querySelector('h1').textContent").split())[2:] in text
     assert folded in text
+    assert text.count("✓ ok") == tab.value("[...document.querySelectorAll('#layers td.good')].length")
     assert "one file, no script" in text
