@@ -308,3 +308,24 @@ def test_a_driver_of_amd_that_does_not_answer_is_the_finding(amd: Path) -> None:
     driver, devices = probe.result()
     assert driver.problem == "hangs"
     assert [t.code for t in devices[0].troubles] == ["hangs"]
+
+
+@pytest.mark.needs("cc")
+def test_a_hang_inside_nvml_is_missing_and_names_the_call_and_the_child_that_is_late(
+    tmp_path: Path, stub_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(stub_directory))
+    monkeypatch.setenv("NVMLSTUB", "hang=4")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    layer = layer_of(worker(), root=tmp_path)
+    for work in layer.works():
+        work()
+    seen = layer.add_to(Snapshot())
+    layer.close()
+    (hole,) = seen.missing
+    assert hole.what == "nvidia GPUs"
+    assert "power on GPU 4" in hole.why
+    assert "the child is in state S" in hole.why
+    assert [d.problem for d in seen.drivers] == ["hangs"]
+    assert [t.code for t in seen.accelerators[4].troubles] == ["hangs"]
