@@ -42,6 +42,7 @@ EXITS = {
 ENVIRONMENT = {
     "NO_COLOR": "Set to anything: no colour, unless --color says otherwise.",
     "VLLMDIAG_DEBUG": "1: show the traceback of a bug in vllmdiag, for a report of it.",
+    "VLLMDIAG_CACHE": "vllmdiag.pyz alone: the directory that it unpacks into, instead of ~/.cache/vllmdiag.",
     "PATH": "py-spy is looked for beside the Python that runs vllmdiag, then here.",
 }
 

@@ -136,7 +136,7 @@ def main() -> int:
         with zipfile.ZipFile(ARCHIVE) as archive:
             manifest = json.loads(archive.read("manifest.json").decode())
             files = files_for_this_python(manifest)
-            directory = private_directory("%s-%d.%d" % (manifest["digest"][:16], *sys.version_info[:2]))
+            directory = private_directory("pyz-%s-%d.%d" % (manifest["digest"][:16], *sys.version_info[:2]))
             if not is_whole(directory, files):
                 unpack(archive, directory, files)
     except RefusalError as refusal:
