@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from tests.unit.check import results
+from tests.unit.fleet.nodes import fleet
 from tests.unit.render import samples
 from tests.unit.watch import pictures
 from vllmdiag.diagnosis.merged_stacks import merged
+from vllmdiag.model.ledger import Load
 from vllmdiag.model.plan import Topology
 from vllmdiag.model.view import Instances, Removal
+from vllmdiag.plan.ledger import ledger
 from vllmdiag.plan.make import plan
 from vllmdiag.render.check import check_text
 from vllmdiag.render.client import client_text
 from vllmdiag.render.document import json_schema, to_json
 from vllmdiag.render.endpoints import endpoints_text
+from vllmdiag.render.fleet import fleet_text
 from vllmdiag.render.github import github_text
 from vllmdiag.render.junit import junit_text
+from vllmdiag.render.ledger import ledger_text
 from vllmdiag.render.live import live_text
 from vllmdiag.render.nagios import nagios_text
 from vllmdiag.render.openmetrics import openmetrics_text
@@ -66,6 +73,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "stacks-merged.json": lambda: to_json(merged(samples.parted())),
     "stacks-verbose.txt": lambda: stacks_text(samples.instance(), Style(verbose=1)),
     "client.txt": lambda: client_text(samples.instance(), _PLAIN),
+    "ledger.txt": lambda: ledger_text(ledger(Topology(tp=8), Load(batch=4, tensor_bytes=20 << 20)), _PLAIN),
+    "fleet.txt": lambda: fleet_text(fleet(), _PLAIN),
+    "fleet.json": lambda: to_json(msgspec.structs.replace(fleet(), jobs=fleet().jobs[:1], nodes=fleet().nodes[-4:])),
     "plan.txt": lambda: plan_text(plan(Topology(nodes=48, tp=8)), _PLAIN),
     "plan-several-nodes.txt": lambda: plan_text(plan(Topology(nodes=4, tp=8, pp=2, dp=2, ep=True)), Style(verbose=1)),
     "plan.json": lambda: to_json(plan(Topology(tp=2))),
@@ -88,6 +98,12 @@ PAGES: dict[str, Callable[[], str]] = {
     ),
     "event.schema.json": lambda: json_schema("event"),
     "diagnosis.schema.json": lambda: json_schema("diagnosis"),
+    "bundle.schema.json": lambda: json_schema("bundle"),
+    "snapshot.schema.json": lambda: json_schema("snapshot"),
+    "diff.schema.json": lambda: json_schema("diff"),
+    "bundle.schema.json": lambda: json_schema("bundle"),
+    "snapshot.schema.json": lambda: json_schema("snapshot"),
+    "diff.schema.json": lambda: json_schema("diff"),
 }
 
 
