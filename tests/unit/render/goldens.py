@@ -101,9 +101,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "bundle.schema.json": lambda: json_schema("bundle"),
     "snapshot.schema.json": lambda: json_schema("snapshot"),
     "diff.schema.json": lambda: json_schema("diff"),
-    "bundle.schema.json": lambda: json_schema("bundle"),
-    "snapshot.schema.json": lambda: json_schema("snapshot"),
-    "diff.schema.json": lambda: json_schema("diff"),
 }
 
 
