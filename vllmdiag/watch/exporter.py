@@ -46,7 +46,7 @@ def address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
         raise UsageError(f"{text} is no address", why="it has no port", next="--listen 127.0.0.1:9400")
-    return host.strip("[]") or ("::" if host else "0.0.0.0"), int(port)  # noqa: S104  the user leaves the host out
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104  the user leaves the host out
 
 
 def serve(listen: str, ask: Callable[[], CheckResult], every_s: float, say: Callable[[str], None]) -> None:
