@@ -232,6 +232,8 @@ class Draft:
             self.files,
             self.scrapes,
             self._mounts,
+            self._networks,
+            self.node,
             self.single,
         )
         return not (any(values) or self.gpu.told)

@@ -213,10 +213,10 @@ class _Session:
 
     def _header(self, text: str) -> bool:
         """A comment, a heading or a command: it says what follows."""
-        if not (PROMPT.match(text) or _CLOCK.search(text[:40])):
-            return False
-        self._words(text)
-        return PROMPT.match(text) is not None
+        says = PROMPT.match(text) is not None or (len(text) < 120 and _APART.search(text) is not None)
+        if says or _CLOCK.search(text[:40]):
+            self._words(text)
+        return says
 
     def _words(self, text: str) -> None:
         self._dull.clear()  # what a header announces may be known by it alone
@@ -270,6 +270,13 @@ def _told(piece: Piece, say: Callable[[str], None]) -> Iterator[str]:
         yield line
 
 
+def _peekable(stream: BinaryIO) -> io.BufferedReader:
+    """Standard input as it is; a test or another room may give any stream."""
+    if not isinstance(stream, io.BufferedReader):
+        stream = io.BufferedReader(cast("io.RawIOBase", stream))
+    return cast("io.BufferedReader", stream)
+
+
 def triage(paths: Sequence[str], stdin: BinaryIO, say: Callable[[str], None] = lambda _words: None) -> Triage:
     """Read pasted evidence.
 
@@ -286,8 +293,7 @@ def triage(paths: Sequence[str], stdin: BinaryIO, say: Callable[[str], None] = l
         BadDataError: nothing of it could be understood, or it is a damaged bundle of `vllmdiag capture`.
     """
     done = Triage()
-    raw = cast("io.RawIOBase", stdin if "-" in paths else io.BytesIO())
-    stream = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
+    stream = _peekable(stdin if "-" in paths else io.BytesIO())
     if len(paths) == 1 and (bundle := captured(paths[0], stream)) is not None:
         done.bundle = bundle.snapshot
         return done

@@ -34,6 +34,7 @@ _PROXY = re.compile(
 _STATUS = re.compile(r"^\s*(?:<\s*)?HTTP/\S+\s+(?P<status>\d{3})")
 _FAILED = re.compile(r"curl: \((?P<code>\d+)\)\s*(?P<words>.*)")
 _URL = re.compile(r"https?://[^/\s:'\"]+(?::(?P<port>\d+))?(?P<path>/[^\s'\"]*)?")
+_BARE_URL = re.compile(r"\s(?:[\w.-]+|\[[\da-fA-F:]+\]):(?P<port>\d+)(?P<path>/[^\s'\"]*)?")
 _CONNECTED = re.compile(r"\*\s+(?:Connected to \S+ \(\S+\) port|Trying \S+:)\s*(?P<port>\d+)")
 _VERSION = re.compile(r'"version"\s*:\s*"([\w.+-]+)"')
 _CURL_ERRORS = {"7": "refused", "28": "timeout", "52": "reset", "56": "reset", "35": "tls", "60": "tls"}
@@ -118,7 +119,7 @@ def _read_curl(lines: Sequence[str], context: Context, draft: Draft) -> None:
 
 
 def _exchanges(lines: Sequence[str], context: Context) -> Iterator[_Exchange]:
-    asked = _URL.search(context.header)
+    asked = _URL.search(context.header) or ("curl" in context.header and _BARE_URL.search(context.header)) or None
     path = (asked["path"] or "/") if asked else ""
     port = int(asked["port"] or 80) if asked else 0
     method, status, version = "GET", None, None

@@ -160,7 +160,7 @@ _KNOWN = re.compile(
 
 def _is_variable(line: str, _context: Context) -> bool:
     found = _VARIABLE.match(line)
-    return found is not None and (found[1] in ENVIRON_ALLOWED or _KNOWN.match(found[1].upper()) is not None)
+    return found is not None and (found[1] in ENVIRON_ALLOWED or _KNOWN.match(found[1]) is not None)
 
 
 def _read_environ(lines: Sequence[str], context: Context, draft: Draft) -> None:
@@ -228,7 +228,7 @@ def _read_maps(lines: Sequence[str], context: Context, draft: Draft) -> None:
             draft.holder(path, process.pid, mapped=True)
 
 
-_FD_ROW = re.compile(r"^[l-][rwx-]{9}.*\s(\d+)\s+->\s+(\S.*?)(?P<deleted> \(deleted\))?\s*$")
+_FD_ROW = re.compile(r"^[l-][rwx-]{9}.*\s(\d+)\s+->\s+'?(\S.*?)(?P<deleted> \(deleted\))?'?\s*$")
 _FD_KIND = re.compile(
     r"^\s*(sockets?|pipes?|anon_inode\S*|files?|eventfd|eventpoll|total|other|dev\S*|regular)\s*[:=]?\s+(\d+)\s*$"
 )
@@ -271,6 +271,19 @@ def _read_fd_count(lines: Sequence[str], context: Context, draft: Draft) -> None
     draft.subject(context).facts["n_fds"] = int(lines[0])
 
 
+_WORD = re.compile(r"^\w+$")
+
+
+def _opens_wchan(line: str, context: Context) -> bool:
+    """The answer to ``cat /proc/PID/wchan``."""
+    return _WORD.match(line.strip()) is not None and context.command.endswith("/wchan")
+
+
+def _read_wchan(lines: Sequence[str], context: Context, draft: Draft) -> None:
+    if lines[0].strip() != "0":
+        draft.subject(context).facts["wchan"] = lines[0].strip()
+
+
 def _one(rule: re.Pattern[str]) -> tuple[Any, Any]:
     """Opens and goes on by the same rule."""
 
@@ -288,6 +301,7 @@ FORMATS: tuple[Format, ...] = (
     block("/proc/PID/status", *_one(_STATUS), _read_status, names=("status", "proc_status")),
     block("/proc/PID/stat", *_one(_STAT), _read_stat),
     block("kernel stack", *_one(_STACK), _read_stack),
+    block("/proc/PID/wchan", _opens_wchan, _never, _read_wchan),
     block("/proc/PID/io", *_one(_IO), _read_io),
     block("counters by look", *_one(_COUNTERS), _read_counters),
     block(

@@ -25,6 +25,7 @@ _NETSTAT = re.compile(
 _NETSTAT_UNIX = re.compile(
     r"^\s*unix\s+\d+\s+\[[^\]]*\]\s+\w+\s+(?P<state>[A-Z]+)?\s+(?P<inode>\d+)\s+(?:(?P<pid>\d+)/\S+|-)?\s*(?P<path>[/@]\S+)?\s*$"
 )
+_UDP = re.compile(rf"^\s*udp6?\s+(?:\w+\s+)?\d+\s+\d+\s+{_ADDRESS}\s+{_ADDRESS}")
 _OWNER = re.compile(r'\("([^"]*)",pid=(\d+),fd=(\d+)\)')
 _INODE = re.compile(r"\bino:(\d+)")
 _DETAIL = re.compile(
@@ -49,7 +50,7 @@ class _Sockets(Reader):
         if _HEAD.match(line) or _NETSTAT_HEAD.match(line):
             self._seen.clear()
             return True
-        if not line.strip():
+        if not line.strip() or _UDP.match(line):
             return True
         found = _TCP.match(line)
         if found is not None:
