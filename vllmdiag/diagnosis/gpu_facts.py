@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from vllmdiag.model.diagnosis import Finding, Severity, Subject
+from vllmdiag.model.diagnosis import Finding, LayerStatus, Severity, Subject
 from vllmdiag.model.gpu import Accelerator, Trouble
 from vllmdiag.model.process import Limits, Process
 from vllmdiag.vllm.gpu import gpu, known_hang, runs_on, version_in_path
@@ -13,6 +13,7 @@ from vllmdiag.vllm.instances import Member
 from vllmdiag.vllm.loglines import find
 
 from .case import Case
+from .collectives import lagging
 from .devices import Xid, device_of, is_at, troubles, xids
 from .gpu_group import Group
 
@@ -31,6 +32,19 @@ def fact_findings(case: Case) -> Iterator[Finding]:
         yield from _fabric(case)
         yield from _memlock(case)
         yield from _architecture(case)
+
+
+def gpu_without_fault(case: Case) -> tuple[LayerStatus, str]:
+    """What is said of the layer where nothing was found in it: what was seen, or what kept it from being seen."""
+    snapshot = case.scene.snapshot
+    blind = next((d for d in snapshot.drivers if d.problem), None)
+    if blind is not None:
+        return "unknown", f"{blind.vendor} GPUs: {blind.text}"
+    words = ["by stacks: no rank is held in a collective" if case.scene.workers else "no worker process"]
+    n = len(snapshot.accelerators)
+    words += [f"{n} GPU{'s' if n > 1 else ''} read"] if n else []
+    words += ["NCCL's counts agree"] if snapshot.ras and not lagging(snapshot) else []
+    return "ok", ", ".join(words)
 
 
 def _calm(case: Case) -> bool:

@@ -24,6 +24,7 @@ from .activity import IDLE
 from .case import Case
 from .client_rules import client_findings
 from .glimpse import AGAIN, glimpse, not_proven_idle
+from .gpu_facts import gpu_without_fault
 from .gpu_rules import gpu_findings
 from .host_rules import host_findings, memory_findings
 from .log_rules import log_findings
@@ -303,7 +304,7 @@ def _unfaulted(case: Case, snapshot: Snapshot, layer: int) -> tuple[LayerStatus,
         unseen = [w.label for w in scene.workers if not case.acts[w.pid].seen]
         if unseen:
             return "unknown", f"stacks of {', '.join(unseen)} not readable"
-        return "ok", "by stacks: no rank is held in a collective" if scene.workers else "no worker process"
+        return gpu_without_fault(case)
     probes = [p for p in scene.probes if p.path == "/health"]
     if not probes:
         return (

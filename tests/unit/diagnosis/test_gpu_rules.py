@@ -11,7 +11,17 @@ from vllmdiag.model.gpu import Driver, KernelImage, NvLink, RasCommunicator, Ras
 from vllmdiag.vllm.gpu import known_hang, runs_on, version_in_path
 
 from . import gpu_cases as g
-from .scenario import API, ENGINE, ENGINE_RUNS_MODEL, WORKER0, WORKER_ALL_REDUCE, WORKER_IDLE, WORKER_METHOD, Server
+from .scenario import (
+    API,
+    ENGINE,
+    ENGINE_RUNS_MODEL,
+    ENGINE_WAITS,
+    WORKER0,
+    WORKER_ALL_REDUCE,
+    WORKER_IDLE,
+    WORKER_METHOD,
+    Server,
+)
 from .startup_cases import COMPILES
 
 W0, W1 = WORKER0, WORKER0 + 1
@@ -54,7 +64,7 @@ def test_a_rank_that_is_late_because_it_runs_a_method_of_the_user_is_named_for_t
 def test_a_rank_that_launched_what_nobody_else_did_is_the_lead() -> None:
     def change(server: Server) -> None:
         server.tp = 4
-        server.stacks = {ENGINE: g.ENGINE_WAITS} | dict.fromkeys((W0, W1, W0 + 2, W0 + 3), g._WAITS_FOR_GPU)
+        server.stacks = {ENGINE: ENGINE_WAITS, **dict.fromkeys((W0, W1, W0 + 2, W0 + 3), g._WAITS_FOR_GPU)}
         server.metrics = (g.RUNNING, g.RUNNING)
         ranks = tuple(RasRank(rank=i, pid=W0 + i, counts={"AllReduce": 7 + (i == 2)}) for i in range(4))
         report = RasReport(communicators=(RasCommunicator(hash="a1", size=4, ranks=ranks),))
@@ -228,3 +238,19 @@ def test_an_engine_that_waits_for_its_gpu_with_unknown_load_is_not_decided() -> 
 
     found = verdict(change)
     assert (found.cause, found.layer) == ("unknown", 4)
+
+
+def test_the_layer_says_what_was_seen_of_it_and_is_not_well_where_the_driver_did_not_answer() -> None:
+    def well(server: Server) -> None:
+        g.idle_with_gpus(server)
+        g.counts(server, 812, 812)
+
+    def blind(server: Server) -> None:
+        server.fields = {
+            "drivers": (Driver(vendor="nvidia", problem="version-mismatch", text="the driver was updated"),)
+        }
+
+    layers = [judged(change).layers[3] for change in (well, blind)]
+    assert [layer.status for layer in layers] == ["ok", "unknown"]
+    assert "2 GPUs read, NCCL's counts agree" in layers[0].summary
+    assert "the driver was updated" in layers[1].summary
