@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from vllmdiag.model.logs import LogDigest
 from vllmdiag.model.process import Process
-from vllmdiag.model.snapshot import LogLine
+from vllmdiag.model.snapshot import LogLine, Snapshot
 from vllmdiag.vllm.logscan import ScannedLog, Scanner
 
 from . import deadline, procfs
+from .fds import DELETED
 
 TAIL_BYTES = 256 << 10
 
@@ -29,6 +29,10 @@ class Logs(NamedTuple):
 
     log_lines: tuple[LogLine, ...] = ()
     logs: tuple[LogDigest, ...] = ()
+
+    def add_to(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with these fields."""
+        return msgspec.structs.replace(snapshot, **self._asdict())
 
 
 class _Tail(msgspec.Struct, frozen=True):
@@ -40,28 +44,42 @@ class _Tail(msgspec.Struct, frozen=True):
     data: bytes = b""
 
 
-def read_logs(processes: Iterable[Process], root: str = "/") -> Logs:
-    """The last 256 KiB of every log that these processes write, each read once, in their order. Never raises."""
-    links: dict[str, tuple[int, int]] = {}
-    for process in processes:
-        for fd in (1, 2):
-            try:
-                name = os.readlink(procfs.proc(root, process.pid, "fd", fd))
-            except OSError:
-                continue
-            if name.startswith("/") and not name.startswith("/dev/"):
-                links.setdefault(name, (process.pid, fd))
-    # A file of a dead network file system does not answer: the child that asks it can be killed.
-    answers = deadline.each(partial(_tail, root), list(links.values())) if links else []
-    tails = [msgspec.msgpack.decode(a, type=_Tail) if isinstance(a, bytes) else _Tail() for a in answers]
-    files = {(t.device, t.inode): (name, t) for name, t in reversed(list(zip(links, tails, strict=True))) if t.data}
-    scanned = [_scan(name, tail) for name, tail in reversed(files.values())]
-    return Logs(tuple(line for s in scanned for line in s.lines), tuple(s.digest for s in scanned))
+class LogWatch:
+    """The logs that processes write to, held so that they can be read when these have ended."""
+
+    def __init__(self, processes: Iterable[Process], root: str = "/") -> None:
+        """Hold them. Never raises, and asks no file system: a path alone is held (O_PATH)."""
+        self._held: dict[str, int] = {}
+        for process in processes:
+            for number in (1, 2):
+                path = procfs.proc(root, process.pid, "fd", number)
+                try:
+                    name = os.readlink(path)
+                    if name.startswith("/") and not name.startswith("/dev/") and name not in self._held:
+                        self._held[name] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                except OSError:
+                    continue
+
+    def read(self) -> Logs:
+        """The last 256 KiB of each, once, in their order. Never raises."""
+        # A file of a dead network file system does not answer: the child that asks it can be killed.
+        answers = deadline.each(_tail, list(self._held.values())) if self._held else []
+        tails = [msgspec.msgpack.decode(a, type=_Tail) if isinstance(a, bytes) else _Tail() for a in answers]
+        files: dict[tuple[int, int], ScannedLog] = {}
+        for name, tail in zip(self._held, tails, strict=True):
+            if tail.data and (tail.device, tail.inode) not in files:
+                files[tail.device, tail.inode] = _scan(name.removesuffix(DELETED), tail)
+        scanned = list(files.values())
+        return Logs(tuple(line for s in scanned for line in s.lines), tuple(s.digest for s in scanned))
+
+    def close(self) -> None:
+        """Let go of them."""
+        while self._held:
+            os.close(self._held.popitem()[1])
 
 
-def _tail(root: str, opened: tuple[int, int]) -> bytes:
-    pid, number = opened
-    path = procfs.proc(root, pid, "fd", number)
+def _tail(held: int) -> bytes:
+    path = f"/proc/self/fd/{held}"
     if not stat.S_ISREG(os.stat(path).st_mode):
         return msgspec.msgpack.encode(_Tail())
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -1,15 +1,14 @@
-"""What stands around an instance: its logs, and much more while nobody serves. One that serves pays next to nothing."""
+"""What stands around a start-up, gathered in one go, and only while nobody serves: a serving instance pays nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from vllmdiag.model.logs import LogDigest
 from vllmdiag.model.process import Process
-from vllmdiag.model.snapshot import LogLine, Snapshot
+from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.model.sockets import Socket
 from vllmdiag.model.startup import FileLock, Network, TakenPort
 from vllmdiag.vllm.instances import Instance
@@ -17,7 +16,6 @@ from vllmdiag.vllm.ports import wanted
 
 from .interfaces import networks
 from .locks import file_locks
-from .logs import Logs, read_logs
 from .mounts import filesystem_of
 from .ports import taken_ports
 from .weights import with_checkpoint
@@ -29,8 +27,6 @@ class Surroundings(NamedTuple):
     locks: tuple[FileLock, ...] = ()
     networks: tuple[Network, ...] = ()
     taken_ports: tuple[TakenPort, ...] = ()
-    log_lines: tuple[LogLine, ...] = ()
-    logs: tuple[LogDigest, ...] = ()
 
     def add_to(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with these fields."""
@@ -50,18 +46,13 @@ def serves(instance: Instance, sockets: Sequence[Socket]) -> bool:
 def beside_its_own(
     processes: Sequence[Process], instance: Instance, sockets: Sequence[Socket], root: str = "/"
 ) -> Surroundings:
-    """Who else listens on the HTTP port of an instance that serves (free where all are its own), and its logs."""
-    said = read_logs(processes, root)
+    """Who else listens on the HTTP port of an instance that serves. Free where all listeners on it are its own."""
     options, mine = instance.options, set(instance.pids)
     if options is None or not any(
         s.state == "LISTEN" and s.port == options.port and not mine & set(s.pids) for s in sockets
     ):
-        return _with(said)
-    return _with(said, taken_ports=taken_ports({"HTTP": options.port}, options.host, processes, root))
-
-
-def _with(said: Logs, **found: Any) -> Surroundings:
-    return Surroundings(log_lines=said.log_lines, logs=said.logs, **found)
+        return Surroundings()
+    return Surroundings(taken_ports=taken_ports({"HTTP": options.port}, options.host, processes, root))
 
 
 def with_files(process: Process, root: str = "/") -> Process:
@@ -86,8 +77,7 @@ def surroundings(processes: Sequence[Process], instance: Instance, root: str = "
         binder = [p for p in processes if first is not None and p.pid == first.pid]
         environ = {name: value for p in processes for name, value in p.environ.items()}
         ports = taken_ports(wanted(options, environ), options.host, [*binder, *processes], root)
-    return _with(
-        read_logs(processes, root),
+    return Surroundings(
         locks=file_locks(processes, root),
         networks=networks(processes, root),
         taken_ports=ports,

@@ -27,6 +27,7 @@ from . import cgroups, http, kmsg, observe, proc, rings, shm, viewer
 from .aside import Aside
 from .gpu_layer import GpuLayer
 from .httpclient import Endpoint
+from .logs import LogWatch
 from .socket_files import missing_ipc_paths, stale_ipc_paths
 from .sockets import SocketWatch
 from .stacks import StackSampler
@@ -111,6 +112,7 @@ class Window:
             cleanup.callback(asides[0].abandon, _ABANDON_S)
             cleanup.callback(sampler.stop)
         cleanup.callback(self.over.set)  # the last registered is the first called: then all of them hurry
+        logs = self._logs(cleanup)
         self._sample_states()
         self._sample_threads()
         with self._cost("processes"):
@@ -148,10 +150,18 @@ class Window:
         seen, holes = sockets.result()
         self.missing += holes
         processes = [*map(self._finish, observed), *born]
+        with self._cost("logs"):
+            said = logs.read()
         shown = self._snapshot(processes, [polled.get(s.key, s) for s in segments], seen, kernel)
         stale = stale_ipc_paths(seen, sockets.bound_paths, self.root)
         shown = msgspec.structs.replace(shown, ipc_paths_stale=stale)
-        return around.add_to(layer.add_to(shown))
+        return said.add_to(around.add_to(layer.add_to(shown)))
+
+    def _logs(self, cleanup: ExitStack) -> LogWatch:
+        """The logs that the members write to; of nobody where the verb does not ask for them."""
+        logs = LogWatch(self.core if self._wants("diagnose", "ps") else (), self.root)
+        cleanup.callback(logs.close)
+        return logs
 
     def _around(self, observed: list[Process], bound: tuple[Socket, ...]) -> tuple[list[Process], Surroundings]:
         """The processes and what stands around them: much during a start-up, nearly nothing once it serves."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllmdiag.model.process import Process
-from vllmdiag.sources.logs import TAIL_BYTES, read_logs
+from vllmdiag.sources.logs import TAIL_BYTES, Logs, LogWatch
 from vllmdiag.sources.mounts import filesystem_of, parse_mounts
 from vllmdiag.sources.ports import taken_ports
 from vllmdiag.sources.sockets import SocketWatch
@@ -132,9 +133,10 @@ def test_known_lines_of_a_log_are_kept_and_nothing_else(children: Any, tmp_path:
         pid, _ = _writer(children, out)
         out.write("a" * TAIL_BYTES + f"\n{known}\nThe secret prompt of a user\n{shards}\rnothing\n")
         out.flush()
-        lines, _ = read_logs([Process(pid=pid)])
+        lines, digests = _logs(pid)
     assert [line.text for line in lines] == [known, shards]
     assert {(line.file, line.number) for line in lines} == {(str(log), 0)}
+    assert [d.first_error.kind for d in digests if d.first_error] == ["engine_failed_start"]
 
 
 def _writer(children: Any, out: Any) -> tuple[int, str]:
@@ -145,4 +147,28 @@ def _writer(children: Any, out: Any) -> tuple[int, str]:
 
 def test_a_log_that_is_a_pipe_is_not_read(children: Any) -> None:
     pid, _ = children.python(SLEEP)
-    assert read_logs([Process(pid=pid)]) == ((), ())
+    assert _logs(pid) == ((), ())
+
+
+def _logs(pid: int) -> Logs:
+    watch = LogWatch([Process(pid=pid)])
+    try:
+        return watch.read()
+    finally:
+        watch.close()
+
+
+def test_what_a_process_has_said_last_is_read_after_its_end(children: Any, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    with log.open("w") as out:
+        pid, _ = _writer(children, out)
+        watch = LogWatch([Process(pid=pid)])
+        out.write("(EngineCore pid=7) ERROR 07-02 03:11:20 [core.py:9] EngineCore encountered a fatal error.\n")
+    os.kill(pid, signal.SIGKILL)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        pass  # our child: it stays a zombie until the fixture reaps it
+    log.unlink()
+    (digest,) = watch.read().logs
+    watch.close()
+    assert digest.file == str(log)
+    assert digest.failed
