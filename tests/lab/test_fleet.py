@@ -210,8 +210,8 @@ def test_through_kubectl_the_running_pods_of_a_selector_are_asked(nodes: dict[st
 
 @pytest.mark.parametrize("inside", [True, False], ids=["within the job", "from outside"])
 def test_through_srun_every_node_of_the_job_is_asked(nodes: dict[str, PidNode], tmp_path: Path, inside: bool) -> None:
-    for name, code in (("srun", _SRUN), ("scontrol", _SCONTROL), ("squeue", _SQUEUE)):
-        program(tmp_path, name, code)
+    for name, text in (("srun", _SRUN), ("scontrol", _SCONTROL), ("squeue", _SQUEUE)):
+        program(tmp_path, name, text)
     job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-3]"} if inside else {}
     words = ("--engine", "slurm", "--remote-command", REMOTE, *(() if inside else ("--job", "4711")))
     code, fleet, _ = diagnose(*words, path=tmp_path, PLACES=places(nodes), **job)

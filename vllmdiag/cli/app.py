@@ -34,6 +34,7 @@ VERBS = {
     "fleet diagnose": "One verdict over all nodes of an engine: Ray, ssh, kubectl, Slurm, or bundles.",
     "fleet node": "What one node answers to `fleet diagnose`.",
     "plan": "What a topology needs of each node, and what breaks first; a live node against it.",
+    "ledger": "Who copies what on the way of a request and in a step; live, where the time goes.",
     "lab up": "A miniature vLLM of real processes to look at, or to break.",
     "lab faults": "The faults that it can show.",
     "lab run": "One fault, live: start, break, diagnose, compare, clean up.",

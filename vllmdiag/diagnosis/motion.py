@@ -10,6 +10,7 @@ from vllmdiag.vllm.instances import Member
 from vllmdiag.vllm.metrics import METRICS
 
 from .activity import IDLE, WAITING, Activity
+from .devices import seems_spinning
 from .rings import BROADCAST, RESPONSE, Ring
 from .scene import Scene
 
@@ -50,9 +51,16 @@ def progress_of(scene: Scene, engine: Member, rings: Sequence[Ring], acts: Mappi
         outstanding += gauges
     if act is not None and act.kind == WAITING and act.state in ("wait_response", "wait_readers"):
         outstanding.append(f"{engine.label}: {act.doing}")
+    elif act is not None and act.state in ("gpu_wait", "collective") and _gpu_spins(scene):
+        outstanding.append(f"{engine.label}: {act.doing}, and a GPU runs a kernel that only waits")
     return Progress(
         moved=tuple(moved), outstanding=tuple(outstanding), gauges=tuple(gauges), counters_known=bool(counters)
     )
+
+
+def _gpu_spins(scene: Scene) -> bool:
+    """Pasted evidence of a GPU that is busy and does nothing: the step that the engine is in does not end."""
+    return scene.snapshot.pasted and any(seems_spinning(device) for device in scene.snapshot.accelerators)
 
 
 def _ring_moved(ring: Ring) -> bool:
@@ -109,6 +117,11 @@ def _value(scrape: MetricsScrape, name: str, label: str) -> float | None:
     if per_engine is None:
         return None
     return per_engine.get(label, per_engine.get("") if len(per_engine) == 1 else None)
+
+
+def counter(scene: Scene, engine: Member, name: str) -> tuple[float, float] | None:
+    """A counter at the first and the last scrape of the window; None where it was not read twice."""
+    return _counters(scene, engine).get(name)
 
 
 def gauge(scene: Scene, engine: Member, name: str) -> float | None:

@@ -79,7 +79,7 @@ class _Judged:
             root = ordered[0] if ordered and ordered[0].severity != "info" else None
             ordered = [*nodes_that_are_the_root(job, root, mute), *ordered]
             ordered = _folded(ordered)
-        self.findings = tuple(self._with_front(f) for f in ordered)
+        self.findings = tuple(_placed(self._with_front(f)) for f in ordered)
         self.told = JobDiagnosis(
             name=_name(job),
             nodes=job.nodes,
@@ -157,6 +157,15 @@ class _Judged:
             Link(subject=subject, doing="waits for the engine"),
         )
         return msgspec.structs.replace(finding, chain=(*front, *chain))
+
+
+def _placed(finding: Finding) -> Finding:
+    """What to do next, with the node to do it on."""
+    subject = finding.subject
+    if subject.node is None or subject.role == "Host":
+        return finding
+    steps = tuple(msgspec.structs.replace(s, why=f"on {subject.node}: {s.why}") for s in finding.next)
+    return msgspec.structs.replace(finding, next=steps)
 
 
 def _serving(verdicts: Sequence[Verdict]) -> Verdict | None:

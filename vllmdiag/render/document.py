@@ -9,6 +9,7 @@ from vllmdiag.model.check import BASELINE_SCHEMA, CHECK_SCHEMA, Baseline, CheckR
 from vllmdiag.model.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
 from vllmdiag.model.fleet import FLEET_SCHEMA, FleetDiagnosis
 from vllmdiag.model.diff import DIFF_SCHEMA, Diff
+from vllmdiag.model.ledger import LEDGER_SCHEMA, Ledger
 from vllmdiag.model.plan import PLAN_CHECK_SCHEMA, PLAN_SCHEMA, Plan, PlanCheck
 from vllmdiag.model.playbook import EXPLANATIONS_SCHEMA, PLAYBOOKS_SCHEMA, Explanations, Playbooks
 from vllmdiag.model.snapshot import SNAPSHOT_SCHEMA, Snapshot
@@ -32,6 +33,7 @@ DOCUMENTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "playbooks": (PLAYBOOKS_SCHEMA, Playbooks),
     "explanations": (EXPLANATIONS_SCHEMA, Explanations),
     "fleet": (FLEET_SCHEMA, FleetDiagnosis),
+    "ledger": (LEDGER_SCHEMA, Ledger),
     "plan": (PLAN_SCHEMA, Plan),
     "plan-check": (PLAN_CHECK_SCHEMA, PlanCheck),
 }

@@ -9,8 +9,9 @@ from itertools import pairwise
 
 import msgspec
 
+from vllmdiag.fleet.judge import judge
 from vllmdiag.model.base import Missing
-from vllmdiag.model.fleet import NodeReport
+from vllmdiag.model.fleet import FleetDiagnosis, NodeReport
 from vllmdiag.model.process import Process
 from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.model.sockets import Socket
@@ -123,3 +124,20 @@ def blind(snapshot: Snapshot) -> Snapshot:
     hole = Missing(what="descriptors", why="EACCES", next="run as root")
     processes = tuple(msgspec.structs.replace(p, socket_inodes=hole) for p in snapshot.processes)
     return msgspec.structs.replace(snapshot, processes=processes)
+
+
+def fleet() -> FleetDiagnosis:
+    """A fleet of every kind: a stopped rank on one node of two, servers that are well, nodes that are not."""
+    head, follower = halves("worker-stopped")
+    reports = [
+        report("gpu01", head),
+        report("gpu02", follower),
+        *(report(f"gpu{k:02}", state("serving")) for k in range(3, 20)),
+        report("gpu20", state("idle"), tool="0.0.9"),
+        report("gpu21", state("idle"), skew_s=-42.0, skew_within_s=0.4),
+        NodeReport(node="gpu22", outcome="silent", problem="no answer within 30 s"),
+        NodeReport(node="gpu23", outcome="silent", problem="no answer within 30 s"),
+        NodeReport(node="gpu24", outcome="refused", problem="exit code 255: Connection refused"),
+        NodeReport(node="login", outcome="empty"),
+    ]
+    return judge(reports, "ssh", TOOL)

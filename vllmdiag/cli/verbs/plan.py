@@ -11,7 +11,7 @@ import typer
 
 from vllmdiag.cli.options import Ascii, Color, Destination, Format, output_of
 from vllmdiag.cli.output import Output
-from vllmdiag.model.errors import ExitCode, TargetError, UsageError
+from vllmdiag.model.errors import ExitCode, UsageError
 from vllmdiag.model.plan import Plan, Topology
 from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.plan.host import Limits
@@ -110,26 +110,13 @@ def run(
 
 def _live(target: int, verbose: int) -> tuple[Snapshot, Topology, ServeOptions | None, Limits]:
     """What is to be planned of a live server, and the limits it runs under."""
+    from vllmdiag.cli.live_plan import topology_of_live
     from vllmdiag.cli.look import snapshot
     from vllmdiag.cli.options import Common
-    from vllmdiag.diagnosis.scene import scene_of
-    from vllmdiag.plan.asked import topology_of
     from vllmdiag.plan.host import limits_of
 
     seen = snapshot(Common(target=target, window_s=0.5, output=Output(verbose=verbose)), "diagnose")
-    scene = scene_of(seen)
-    if scene is None or scene.options is None:
-        raise TargetError(
-            f"how the server of pid {target} was started is not known",
-            why="no `vllm serve` command line could be read of it",
-            next="say it: vllmdiag plan --tp N --dp N",
-        )
-    executor = None
-    if scene.options.world_size == 1 and scene.engines:
-        executor = "mp" if scene.workers else "uni"
-    names = ("VLLM_MQ_MAX_CHUNK_BYTES_MB", "VLLM_RPC_BASE_PATH", "TMPDIR")
-    environ = {name: value for name in names if (value := scene.environ(name)) is not None}
-    topology = topology_of(scene.options, environ, version=scene.version, executor=executor)
+    scene, topology = topology_of_live(seen)
     return seen, topology, scene.options, limits_of(seen)
 
 
