@@ -23,7 +23,7 @@ def diff_text(diff: Diff, style: Style) -> str:
     page = Page(style)
     page.line(Span("- ", "bad"), _side(diff.before.source, diff.before.observed_at, diff.before.summary))
     page.line(Span("+ ", "good"), _side(diff.after.source, diff.after.observed_at, diff.after.summary))
-    if diff.apart_s is not None:
+    if diff.apart_s:
         words = f"{duration(abs(diff.apart_s))} {'later' if diff.apart_s >= 0 else 'EARLIER: the order is reversed'}"
         page.line(words, indent=2)
     if diff.not_compared:

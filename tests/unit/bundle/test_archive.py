@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import hashlib
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.unit.diagnosis.scenario import Server
 from tests.unit.diagnosis.test_causes import worker_stopped
@@ -197,6 +200,18 @@ def test_a_manifest_of_a_later_major_version_says_which_program_can_read_it() ->
     error = refused(written(content))
     assert "vllmdiag.bundle/2" in error.why
     assert error.next == "use the vllmdiag that wrote it"
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=4), st.booleans())
+@settings(max_examples=60)
+def test_whatever_bytes_are_broken_it_is_read_or_refused_and_nothing_else(
+    flips: list[tuple[int, int]], unzipped: bool
+) -> None:
+    data = bytearray(gzip.decompress(bundle()) if unzipped else bundle())
+    for at, byte in flips:
+        data[at % len(data)] = byte
+    with contextlib.suppress(BadDataError):
+        assert read_bundle(io.BytesIO(bytes(data))).snapshot == snapshot()
 
 
 def test_a_bomb_is_recognised_by_its_density_before_it_has_gone_off(monkeypatch: pytest.MonkeyPatch) -> None:

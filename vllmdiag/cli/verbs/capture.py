@@ -64,6 +64,8 @@ def run(
     file = common.output.file
     if file is not None and str(file) != "-" and not force and file.exists():
         raise UsageError(f"{file} exists", why="a bundle is never overwritten unasked", next="--force")
+    if file is not None and str(file) == "-" and sys.stdout.isatty():
+        raise UsageError("a bundle is no text for a terminal", next="-o FILE, or -o - into a pipe")
     from vllmdiag.bundle.archive import read_bundle
     from vllmdiag.bundle.pack import default_name, pack, save
 
