@@ -65,7 +65,7 @@ def _lag(group: Group, lag: Lag) -> Finding | None:
         summary = f"{_name(group, first)} is not at the collective of the others: {words}"
         return group.say("remote-rank-stalled", _remote(first), summary, evidence, confidence=group.sure())
     if lag.relation != "ahead" and local.own_business and local.act.seen and local.act.state:
-        return None  # it is late because it does something else, and that is what will be named
+        return _busy(group, local, evidence)  # it is late because it does something else
     summary = f"{words}; {local.member.label} is {_at(local)}"
     confident = lag.moving is False or bool(agreed)
     return group.say(
@@ -75,6 +75,14 @@ def _lag(group: Group, lag: Lag) -> Finding | None:
         evidence,
         confidence="high" if (confident and lag.relation != "split") or agreed else "medium",
     )
+
+
+def _busy(group: Group, rank: Rank, evidence: Sequence[str]) -> Finding | None:
+    """Named for what it does; with an engine in sight the rules of the queue do that."""
+    if group.engine is not None:
+        return None
+    summary = f"{rank.label} is {_at(rank)}, and by NCCL's counts the others wait for it"
+    return group.say("worker-busy", rank, summary, evidence, confidence="medium", severity="warning")
 
 
 def _at(rank: Rank) -> str:

@@ -11,6 +11,7 @@ from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.vllm.stages import socket_path_bytes, unix_path_limit
 
 from . import write
+from .gpu_loose import loose_gpu_findings
 from .host_rules import loose_memory_findings, overloaded
 from .log_rules import loose_log_findings
 from .logs import pid_words
@@ -24,6 +25,7 @@ def loose_findings(snapshot: Snapshot) -> Iterator[Finding]:
     found: dict[str, Finding] = {}
     for finding in (
         *loose_memory_findings(snapshot),
+        *loose_gpu_findings(snapshot),
         *loose_log_findings(snapshot),
         *_limits(snapshot),
         *_host(snapshot),

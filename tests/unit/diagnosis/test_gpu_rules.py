@@ -8,6 +8,7 @@ from vllmdiag.diagnosis.judge import diagnose
 from vllmdiag.model.base import Missing
 from vllmdiag.model.diagnosis import Diagnosis, Verdict
 from vllmdiag.model.gpu import Driver, KernelImage, NvLink, RasCommunicator, RasRank, RasReport
+from vllmdiag.model.snapshot import KernelLine, LogLine, Snapshot
 from vllmdiag.vllm.gpu import known_hang, runs_on, version_in_path
 
 from . import gpu_cases as g
@@ -254,3 +255,42 @@ def test_the_layer_says_what_was_seen_of_it_and_is_not_well_where_the_driver_did
     assert [layer.status for layer in layers] == ["ok", "unknown"]
     assert "2 GPUs read, NCCL's counts agree" in layers[0].summary
     assert "the driver was updated" in layers[1].summary
+
+
+# -- without a process in sight ---------------------------------------------------------------------------------------
+
+XID = KernelLine(t=50.0, text="NVRM: Xid (PCI:0000:9c:00): 119, pid=77, name=python, Timeout waiting for RPC response")
+LAG = RasReport(
+    communicators=(
+        RasCommunicator(
+            hash="a1",
+            size=2,
+            ranks=tuple(RasRank(rank=i, pid=40 + i, host="n1", counts={"AllReduce": 7 + i}) for i in (0, 1)),
+        ),
+    )
+)
+
+
+def test_a_kernel_log_alone_names_the_device_and_the_process_where_a_log_knows_it() -> None:
+    alone = diagnose(Snapshot(pasted=True, kernel_lines=(XID,))).verdict
+    assert (alone.cause, alone.confidence) == ("gpu-xid", "medium")
+    line = LogLine(file="vllm.log", number=1, text="(Worker_TP2 pid=77) INFO 01-01 00:00:00 [core.py:1] hello")
+    known = diagnose(Snapshot(pasted=True, kernel_lines=(XID,), log_lines=(line,))).verdict
+    assert (known.subject.label, known.subject.pid, known.confidence) == ("Worker_TP2", 77, "high")
+
+
+def test_a_report_of_nccl_alone_names_the_rank_with_its_host() -> None:
+    verdict_ = diagnose(Snapshot(pasted=True, ras=(LAG, msgspec.structs.replace(LAG, t=3.0)))).verdict
+    assert (verdict_.cause, verdict_.subject.label, verdict_.subject.node) == ("collective-divergence", "rank 0", "n1")
+
+
+def test_a_machine_that_is_looked_at_without_any_vllm_is_not_judged_by_its_kernel_log() -> None:
+    assert diagnose(Snapshot(kernel_lines=(XID,))).verdict.cause == "unknown"
+
+
+def test_xids_of_programs_and_of_recovered_gpus_say_nothing_by_themselves() -> None:
+    lines = (
+        KernelLine(t=1.0, text="NVRM: Xid (PCI:0000:9c:00): 31, pid=77, name=python, MMU Fault"),
+        KernelLine(t=2.0, text="NVRM: Xid (PCI:0000:9c:00): 154, GPU recovery action changed from 0x1 to 0x0 (None)"),
+    )
+    assert diagnose(Snapshot(pasted=True, kernel_lines=lines)).verdict.cause == "unknown"

@@ -1,0 +1,88 @@
+"""Layer 4 of evidence that shows no process of vLLM: a kernel log, devices or a report of NCCL beside a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllmdiag.model.diagnosis import Finding, Link, Subject
+from vllmdiag.model.snapshot import Snapshot
+from vllmdiag.vllm.gpu import gpu
+from vllmdiag.vllm.loglines import origin_of
+
+from . import write
+from .collectives import lagging
+from .devices import Xid, is_at, troubles, xids
+from .gpu_view import lag_in_words
+
+
+def loose_gpu_findings(snapshot: Snapshot) -> Iterator[Finding]:
+    """Hard faults of a GPU or its driver, and ranks that NCCL counts apart. Whose they are is seldom known."""
+    if not snapshot.pasted:
+        return  # a fault of a machine without vLLM is no concern of ours, unless somebody hands it in
+    yield from _devices(snapshot)
+    yield from _drivers(snapshot)
+    yield from _counts(snapshot)
+
+
+def _devices(snapshot: Snapshot) -> Iterator[Finding]:
+    """One finding for each device at fault, by its address where the driver does not list it."""
+    hard = [x for x in xids(snapshot) if x.hard]
+    for device in snapshot.accelerators:
+        ill = [t.text for t in troubles(snapshot, device) if t.code in gpu().hard_troubles]
+        own = [x for x in hard if is_at(device, x.pci)]
+        hard = [x for x in hard if x not in own]
+        if ill or own:
+            yield _fault(snapshot, f"GPU {device.index}", ill, own)
+    for pci in dict.fromkeys(x.pci for x in hard):
+        yield _fault(snapshot, f"the GPU at {pci}", [], [x for x in hard if x.pci == pci])
+
+
+def _fault(snapshot: Snapshot, name: str, ill: list[str], own: list[Xid]) -> Finding:
+    numbers = dict.fromkeys(x.number for x in own)
+    said = [*ill, *(f"Xid {n}, {gpu().xids.get(n, 'see the list of Xid errors')}" for n in numbers)]
+    pid = next((x.pid for x in own if x.pid is not None), None)
+    label = _label(snapshot, pid) if pid is not None else ""
+    who = f", of {label} (pid {pid})" if label else f"; the kernel names pid {pid}" if pid is not None else ""
+    return _say(
+        "gpu-xid",
+        Subject(role="Worker" if label else "Host", pid=pid if label else None, label=label or name),
+        f"{name}{who}: {'; '.join(said[:4])}",
+        [*(f"kernel: {x.text}" for x in own[-4:]), *(f"driver: {text}" for text in ill)],
+        high=bool(label),
+    )
+
+
+def _label(snapshot: Snapshot, pid: int) -> str:
+    """The name under which a log knows a process; empty where it does not."""
+    found = (origin_of(line.text) for line in snapshot.log_lines)
+    return next((one[0] for one in found if one is not None and one[1] == pid), "")
+
+
+def _drivers(snapshot: Snapshot) -> Iterator[Finding]:
+    for driver in snapshot.drivers:
+        if driver.problem == "hangs":
+            subject = Subject(role="Host", label=f"{driver.vendor} driver")
+            yield _say("gpu-xid", subject, f"the driver of the GPUs does not answer: {driver.text}", [driver.text])
+
+
+def _counts(snapshot: Snapshot) -> Iterator[Finding]:
+    for lag in lagging(snapshot)[:1]:
+        words = lag_in_words(lag)
+        first = next(iter(lag.ranks), None)
+        host = first.host if first is not None else ""
+        label = f"rank {first.rank}" if first is not None else "the ranks"
+        ranks = {"rank": first.rank} if first is not None else {}
+        subject = Subject(role="Worker", pid=None, rank=ranks, node=host or None, label=label)
+        hint = "what its process does is not in the evidence: take the stacks of all ranks"
+        yield _say("collective-divergence", subject, f"NCCL: {words}", [words, hint], high=lag.moving is False)
+
+
+def _say(slug: str, who: Subject, summary: str, evidence: list[str], *, high: bool = False) -> Finding:
+    return write.finding(
+        slug,
+        who,
+        summary,
+        evidence=evidence,
+        chain=(Link(subject=who, doing="is at fault" if slug == "gpu-xid" else "is not at the others' collective"),),
+        confidence="high" if high else "medium",
+    )
