@@ -40,6 +40,9 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style) -> str:
     """Write a diagnosis for people."""
     page = Page(style)
     verdict_lines(page, diagnosis.verdict)
+    if diagnosis.verdict.status != "ok":
+        playbook = f"vllmdiag playbook show {diagnosis.verdict.cause}"
+        page.line(Span("more".ljust(_KEY), "dim"), playbook, indent=2, hang=2 + _KEY)
     page.line(
         Span("target".ljust(_KEY), "dim"), target_words(diagnosis.target, diagnosis.window_s), indent=2, hang=2 + _KEY
     )
