@@ -240,8 +240,8 @@ class _Session:
             context.node = _node_name(node)
 
     def _not_understood(self, line: Line) -> None:
-        if not line.fenced:
-            return  # prose of a report around its fences
+        if not line.fenced or not any(char.isalnum() for char in line.text):
+            return  # prose of a report around its fences; frames of a table
         if self._stretch is not None:
             self._stretch.count += 1
             return

@@ -164,6 +164,9 @@ def seems_spinning(device: Accelerator) -> bool | None:
         exact = _spins(reading)
         if exact is None and reading.memory_busy_pct is not None and not (reading.power_w and reading.power_limit_w):
             exact = (reading.busy_pct or 0) >= rule.busy_pct and reading.memory_busy_pct <= rule.memory_busy_pct
+        elif exact is None and reading.busy_pct is not None and reading.power_w and reading.power_limit_w:
+            # the table of nvidia-smi has no memory traffic: full load at the power of a rest is no work either
+            exact = reading.power_w <= rule.power_share * reading.power_limit_w
         found.append(exact)
     return None if None in found and False not in found else all(found)
 

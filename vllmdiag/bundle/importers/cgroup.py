@@ -24,7 +24,7 @@ _KEYED = re.compile(
     r"|populated|shmem|total_shmem|under_oom|oom_kill_disable)\s+(?P<value>\d+)\s*$"
 )
 _BARE = re.compile(r"^\s*(?:max|\d+|THAWED|FROZEN|FREEZING)\s*$")
-_IN_HEADER = re.compile(rf"(?:^|[/\s])({_NAMES})(?:\s|$)")
+_IN_HEADER = re.compile(rf"(?:^|[/\s])({_NAMES})(?=\s|$)")
 _MEMBERSHIP = re.compile(r"^\s*(?P<id>\d+):(?P<controllers>[\w,=]*):(?P<path>/\S*)\s*$")
 _UNLIMITED = 1 << 60
 
@@ -36,12 +36,15 @@ def _opens(line: str, context: Context) -> bool:
     return in_header and (_BARE.match(line) or _KEYED.match(line)) is not None
 
 
-def _goes_on(line: str, _context: Context) -> bool:
+def _goes_on(line: str, context: Context) -> bool:
+    if _BARE.match(line) and len(_IN_HEADER.findall(context.header)) > 1:
+        return True
     return (_LINE.match(line) or _KEYED.match(line) or _MEMBERSHIP.match(line)) is not None
 
 
 def _read(lines: Sequence[str], context: Context, draft: Draft) -> None:
-    file = next(iter(_IN_HEADER.findall(context.header)), "")
+    asked = iter(_IN_HEADER.findall(context.header))
+    file = next(asked, "")
     facts: dict[str, Any] = {}
     for line in lines:
         member = _MEMBERSHIP.match(line)
@@ -58,6 +61,7 @@ def _read(lines: Sequence[str], context: Context, draft: Draft) -> None:
             _fact(facts, file, f"{keyed['key']} {keyed['value']}")
         elif _BARE.match(line) and file:
             _fact(facts, file, line.strip())
+            file = next(asked, file)
     if facts:
         draft.subject(context).cgroup.update(facts)
 
