@@ -18,6 +18,7 @@ SCHEMAS = (
     "playbooks/1",
     "explanations/1",
     "fleet/1",
+    "ledger/1",
     "plan/1",
     "plan-check/1",
 )
