@@ -114,12 +114,13 @@ def _faulty(
     said = [*(t.text for t in ill), *_in_words(numbers)]
     device_ill = troubles(case.scene.snapshot, device) if device is not None else ()
     hard = ill or any(x.hard for x in own)
+    of_what = " (hardware or driver, not vLLM)" if hard else ""
     tail = "" if hard else " (brought on by the program, not by the hardware)"
     more = [f"{device.rows_remapped} rows of its memory were remapped"] if device and device.rows_remapped else []
     return case.finding(
         "gpu-xid",
         member.pid,
-        f"{name}, of {member.label} (pid {member.pid}), is at fault: {'; '.join(said[:4])}{tail}",
+        f"{name}, of {member.label} (pid {member.pid}), is at fault{of_what}: {'; '.join(said[:4])}{tail}",
         evidence=[*(f"kernel: {x.text}" for x in own[-4:]), *(f"driver: {t.text}" for t in device_ill), *more],
         chain=case.chain(member.pid),
         confidence="high" if hard else "medium",
