@@ -30,7 +30,7 @@ def _script() -> str:
         if command.startswith("vllmdiag ") and SERVER not in lines:
             lines.append(SERVER)
         lines += [command, "echo exit code $?"]
-    return "\n".join([*lines, "kill -INT $server; wait $server"])
+    return "\n".join([*lines, "kill -TERM $server; wait $server"])
 
 
 @pytest.mark.needs("root", "git", "make", "unshare", "jq")
