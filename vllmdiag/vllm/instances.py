@@ -1,9 +1,9 @@
 """Which processes make one vLLM instance, and what each of them is. Pure: process values in, instances out.
 
-Titles come second. vLLM before 0.10 sets none, a process has none for the first 10 to 20 s of its life, the prefix is
-configurable, the API server keeps its own command line, and workers of a dense DP model carry the same titles in every
-engine. So the tree (parents) says who belongs together, position in the tree says what an untitled process is, and the
-order of start says its rank (the executor starts workers in rank order: vllm/v1/executor/multiproc_executor.py).
+Titles come second. vLLM before 0.10 sets none, a process has none for the first 10 to 20 s of its life, the API server
+keeps its own command line, and workers of a dense DP model carry the same titles in every engine. So the parents say
+who belongs together, the place in the tree what an untitled process is, and the order of start its rank
+(vllm/v1/executor/multiproc_executor.py starts workers in rank order).
 """
 
 from __future__ import annotations
@@ -114,8 +114,7 @@ def _root(pid: int, by_pid: dict[int, Process], identities: dict[int, Identity |
         if parent is None or parent.pid in seen:
             return pid
         seen.add(parent.pid)
-        known = identities[parent.pid]
-        below = identities[pid]
+        known, below = identities[parent.pid], identities[pid]
         if (known is not None and known.role in (*_SEEDS, "Child")) or (
             below is not None and below.role in ("EngineCore", "Worker", "Child") and _is_driver(parent, process)
         ):
@@ -191,8 +190,7 @@ def _tree(
         member = _member(process, parent, depth, identities, children, options)
         members.append(member)
         taken.add(process.pid)
-        below = children.get(process.pid, ())
-        for child in sorted(below, key=lambda c: _order(identities.get(c.pid), c)):
+        for child in sorted(children.get(process.pid, ()), key=lambda c: _order(identities.get(c.pid), c)):
             if child.pid not in taken:
                 walk(child, member, depth + 1)
 
