@@ -33,10 +33,33 @@ def glimpse(case: Case) -> bool:
     return not any(line is not None and line.kind.id in _STANDS for line in lines)
 
 
+def hole(case: Case, layer: int) -> str:
+    """What pasted evidence lacks of a layer to call it sound; empty where nothing, or for a live look."""
+    scene = case.scene
+    if not scene.snapshot.pasted:
+        return ""
+    working = [m for m in scene.instance.members if m.role not in ("Helper", "ResourceTracker")]
+    if layer == 1:
+        unknown = [m.label for m in working if scene.processes[m.pid].state in ("", "?")]
+        return f"states of {', '.join(unknown[:8])} are not in the evidence" if unknown else ""
+    if layer == 2 and not case.starting:
+        return "" if scene.listeners else "no socket table in the evidence"
+    if layer == 3:
+        return "" if case.rings or case.starting else "no ring in the evidence"
+    if layer == 4 and not scene.workers:
+        return "no worker in the evidence"
+    if layer == 5:
+        return "" if scene.probes else "no request in the evidence"
+    return ""
+
+
 def not_proven_idle(case: Case) -> str:
-    """Why idle stacks do not mean that nothing is outstanding, in pasted evidence; empty where they do."""
+    """Why idle stacks do not mean that nothing is outstanding: neither rings nor counters say so; empty where they do.
+
+    A live look without the rights to read rings is as blind there as pasted stacks are.
+    """
     snapshot = case.scene.snapshot
-    if not snapshot.pasted:
+    if not snapshot.pasted and (not case.scene.workers or any(ring.sampled for ring in case.rings)):
         return ""
     if lost := unanswered(case.scene):
         return lost[0]
@@ -52,4 +75,6 @@ def not_proven_idle(case: Case) -> str:
         return ""
     if any(counts):
         return "requests are unfinished by /metrics"
+    if not snapshot.pasted:
+        return "whether something is unread or outstanding could not be seen: run it as root, or with /metrics"
     return "whether requests are outstanding is not in the evidence: add /metrics, or one request of one token"

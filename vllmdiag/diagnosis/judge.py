@@ -23,7 +23,7 @@ from vllmdiag.model.snapshot import Snapshot
 from .activity import IDLE
 from .case import Case
 from .client_rules import client_findings
-from .glimpse import AGAIN, glimpse, not_proven_idle
+from .glimpse import AGAIN, glimpse, hole, not_proven_idle
 from .gpu_facts import gpu_without_fault
 from .gpu_rules import gpu_findings
 from .host_rules import host_findings, memory_findings
@@ -282,6 +282,11 @@ def _layers(case: Case, findings: list[Finding]) -> tuple[LayerResult, ...]:
 
 
 def _unfaulted(case: Case, snapshot: Snapshot, layer: int) -> tuple[LayerStatus, str]:
+    lack = hole(case, layer)
+    return ("unknown", lack) if lack else _sound(case, snapshot, layer)
+
+
+def _sound(case: Case, snapshot: Snapshot, layer: int) -> tuple[LayerStatus, str]:
     scene = case.scene
     members = [m for m in scene.instance.members if m.role not in ("Helper", "ResourceTracker")]
     if layer == 1:

@@ -206,7 +206,7 @@ class _HeldUp:
                 f"{worker.label}: {self.doing(worker)}" + (", the same in every stack" if act.still else ""),
             ],
             confidence="high" if act.seen else "medium",
-            since_s=ring.still_s,
+            since_s=ring.still_s or None,
         )
 
     def _lost_wakeup(self, worker: Member) -> Finding:
@@ -227,7 +227,7 @@ class _HeldUp:
                 f"vLLM {version or 'of unknown version'} {habit}" if version else "the version is not known",
             ],
             confidence="high" if recheck is None or still > recheck else "medium",
-            since_s=still,
+            since_s=still or None,
         )
 
     def _busy(self, busy: list[Member], behind: set[int]) -> Finding:
