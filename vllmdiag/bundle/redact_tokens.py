@@ -70,7 +70,8 @@ class Tokens:
             old = str(address.ipv4_mapped)
             new = self.address(old, address.ipv4_mapped)
             return text if new == old else f"::ffff:{new}"
-        if address.is_loopback or address.packed[0] == 0 or address in _RESERVED[address.version]:
+        this_network = address.version == 4 and address.packed[0] == 0
+        if address.is_loopback or address.is_unspecified or this_network or address in _RESERVED[address.version]:
             return text
         base, digits = _RESERVED[address.version].network_address, {4: 7, 6: 24}[address.version]
         return str(type(address)(int(base) | int(self._bits("ip", str(address))[:digits], 16)))
