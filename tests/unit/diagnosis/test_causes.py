@@ -666,6 +666,14 @@ def test_a_blind_look_is_unknown_and_never_healthy() -> None:
     assert (blind.verdict.status, blind.verdict.cause) == ("unknown", "unknown")
 
 
+def test_idle_stacks_without_rings_and_counters_prove_no_idleness() -> None:
+    blind = judged(polled=False)
+    assert (blind.verdict.status, blind.verdict.cause) == ("unknown", "unknown")
+    assert "as root" in blind.verdict.summary
+    none = {"num_requests_running": 0.0, "num_requests_waiting": 0.0}
+    assert judged(polled=False, metrics=(none, none)).verdict.cause == "idle"
+
+
 def test_one_blind_worker_is_enough_to_withhold_idle() -> None:
     assert judged(stacks={W1: BLIND}).verdict.status == "unknown"
 
