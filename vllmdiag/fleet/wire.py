@@ -71,7 +71,7 @@ class Answer:
         self.size = 0
         self.hello: Hello | None = None
         self._heard = 0.0
-        self._open = b""
+        self._open = bytearray()
         self._snapshots: list[Snapshot] = []
         self._problems: list[str] = []
         self._ended = False
@@ -85,11 +85,12 @@ class Answer:
         if self._garbage:
             return False
         self._open += data
-        if self.hello is None and is_bundle(self._open[:512]):
+        if self.hello is None and is_bundle(bytes(self._open[:512])):
             return True  # read as a whole at the end
-        *lines, self._open = self._open.split(b"\n")
-        for line in lines:
-            self._line(line, now)
+        if b"\n" in data:
+            *lines, self._open = self._open.split(b"\n")
+            for line in lines:
+                self._line(bytes(line), now)
         if self.hello is None and self.size > _CHATTER:
             self._garbage = "what came is no answer of vllmdiag"
         return not self._garbage
@@ -160,7 +161,7 @@ class Answer:
         try:
             bundle = read_bundle(io.BytesIO(self._open))
         except BadDataError as error:
-            if is_bundle(self._open[:512]):
+            if is_bundle(bytes(self._open[:512])):
                 self._garbage = error.why or error.what
             return
         self._snapshots.append(bundle.snapshot)
