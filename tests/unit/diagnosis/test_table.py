@@ -9,8 +9,8 @@ import pytest
 
 from vllmdiag.catalogue.entries import Cause, catalogue
 from vllmdiag.diagnosis import case, judge
-from vllmdiag.vllm import loglines
 from vllmdiag.lab.faults import faults
+from vllmdiag.vllm import loglines
 
 from .test_causes import FAULTS, LOOK_ALIKES
 
@@ -53,7 +53,8 @@ def test_every_slug_that_the_judge_writes_is_in_the_catalogue_and_the_other_way_
     directory = Path(case.__file__).parent
     written = set()
     for file in directory.glob("*.py"):
-        written |= set(re.findall(r'"([a-z][a-z0-9]*(?:-[a-z0-9]+)+)"', file.read_text(encoding="utf-8"))) & set(catalogue())
+        named = re.findall(r'"([a-z][a-z0-9]*(?:-[a-z0-9]+)+)"', file.read_text(encoding="utf-8"))
+        written |= set(named) & set(catalogue())
     said = {kind.cause for kind in loglines.kinds() if kind.cause}
     assert said <= set(catalogue())
     assert written | said | FLEET_ONLY >= {c.slug for c in faulty} | FINDINGS_ONLY
