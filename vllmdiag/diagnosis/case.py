@@ -114,6 +114,8 @@ class Case:
             return any(self._in_start_up(w) for w in scene.workers)
         if not alive_engines:
             return bool(scene.instance.of("Launcher", "Driver")) and not scene.workers
+        if scene.snapshot.pasted and not seen:
+            return any(self._in_start_up(w) for w in scene.workers)
         return bool(seen) and any(not self.in_loop(e) for e in seen)
 
     def _in_start_up(self, worker: Member) -> bool:

@@ -21,6 +21,8 @@ _NEAR = 60
 _STACK = "(most recent call first):"
 _TELLING = ("fault", "relay", "echo", "phase")
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b")
+_RANK = re.compile(r"\[rank\d+\]:?\s")
+"""How torch begins what a rank says."""
 _HEADER = re.compile(r"^(?:#|\$ |={3,}|-{3,}$)")
 
 
@@ -68,7 +70,7 @@ class _Log(Reader):
 def _mine(line: str) -> bool:
     if _STACK in line:
         return False  # a dump of faulthandler in the middle of a log
-    return begins_as_log(line) or TRACEBACK in line or _said_bare(line)
+    return begins_as_log(line) or TRACEBACK in line or _RANK.match(line) is not None or _said_bare(line)
 
 
 def _said_bare(line: str) -> bool:

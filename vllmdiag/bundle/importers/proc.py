@@ -185,7 +185,13 @@ def _is_command_line(line: str, _context: Context) -> bool:
     return known is not None and known.role == "APIServer" and known.known_by == "command line"
 
 
+_INLINE = re.compile(r"`((?:\S*/)?(?:vllm serve|python[\d.]* -m vllm\.)[^`]*)`")
+
+
 def _command_text(line: str) -> str:
+    inline = _INLINE.search(line)
+    if inline is not None:  # a sentence that tells the command
+        return inline[1].strip()
     return re.sub(r"^\s*(?:[$#>]\s+)?(?:(?:nohup|exec|sudo(?: -\S+)*|time|numactl \S+|\w+=\S+)\s+)*", "", line).strip()
 
 
