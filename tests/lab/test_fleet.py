@@ -135,7 +135,7 @@ def test_nodes_that_refuse_hang_or_babble_are_named_and_the_rest_is_judged(ssh: 
 
 
 @pytest.mark.needs("sshd", "ssh", "ssh-keygen")
-def test_a_program_that_is_sent_along_runs_there_and_leaves_no_file(ssh: Ssh, tmp_path: Path) -> None:
+def test_a_program_that_is_sent_along_runs_there_from_memory(ssh: Ssh, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "__main__.py").write_text("from vllmdiag.cli.main import main\nraise SystemExit(main())\n")

@@ -1,4 +1,4 @@
-"""What is run on a node: the vllmdiag that is installed there, or one that is sent along and leaves no file behind."""
+"""What is run on a node: the vllmdiag that is installed there, or one that is sent along and run from memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOADER = (
     "[os.write(f,b) for b in iter(lambda:os.read(0,1<<20),b'')];"
     "os.execv(sys.executable,[sys.executable,'/proc/self/fd/%d'%f,*sys.argv[1:]])"
 )
-"""Takes a program from stdin into memory and becomes it: nothing is written on the node."""
+"""Takes a program from stdin into memory and becomes it. (What vllmdiag.pyz unpacks of itself goes to a cache.)"""
 
 
 @dataclass(frozen=True)

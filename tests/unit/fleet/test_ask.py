@@ -120,6 +120,7 @@ def test_what_cannot_be_sent_is_a_usage_error(tmp_path: Path) -> None:
 def test_node_sets_have_ranges_steps_and_exclusions() -> None:
     assert node_set("gpu[01-03]") == ("gpu01", "gpu02", "gpu03")
     assert node_set("a, b,a") == ("a", "b")
+    assert node_set("root@a,root@b") == ("root@a", "root@b")
     assert len(node_set("gpu[001-480]!gpu[010-019]")) == 470
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from vllmdiag.fleet.ask import Errand
 from vllmdiag.fleet.command import Far
 from vllmdiag.model.errors import HelperMissingError, TargetError, UsageError
 
+_LANGUAGE = re.compile(r"[][!&^*%]|(^|[,\s])@")
+"""What only ClusterShell reads: ranges, operators, groups. ``root@host`` is a plain name."""
 _LIST_S = 30.0
 """For a list of nodes."""
 
@@ -32,7 +35,7 @@ def ssh(nodes: str, far: Far, options: Sequence[str] = (), connect_s: float = 10
 
 def node_set(text: str) -> tuple[str, ...]:
     """The names of a node set. Raises as `ssh` does."""
-    if not any(c in text for c in "[]@!&^*%"):
+    if not _LANGUAGE.search(text):
         names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
         if not names:
             raise UsageError("no nodes are named", why="the node set is empty", next="--nodes gpu01,gpu02")
