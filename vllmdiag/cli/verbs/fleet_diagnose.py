@@ -30,8 +30,8 @@ EPILOG = """Examples:
 \b
 Exit codes: 0 ok, 1 warning, 2 critical, 3 unknown: a node gave no answer and nothing else was found.
 Every node is asked at the same time, each with its deadline. One that hangs, refuses, answers garbage or runs another
-version of vllmdiag is named; the rest is judged. Read-only, as `diagnose`. What --ship sends is kept in memory there; its
-compiled parts go to the cache of that user, once."""
+version of vllmdiag is named; the rest is judged. Read-only, as `diagnose`. What --ship sends stays in memory
+there; its compiled parts go to the cache of that user, once."""
 
 _EXIT = {
     "ok": ExitCode.OK,
