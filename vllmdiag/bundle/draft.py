@@ -137,7 +137,7 @@ class Draft:
         """The pid under which a process stands in the snapshot: its own, unless another machine has used it."""
         users = self._pids.setdefault(pid, [])
         for place, node in enumerate(users):
-            if node == context.node or not node or not context.node:
+            if node == context.node or (not context.node_of_file and not (node and context.node)):
                 users[place] = node or context.node
                 return pid + place * _PIDS
         users.append(context.node)

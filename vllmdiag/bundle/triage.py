@@ -121,7 +121,13 @@ class _Session:
         found = _LOOK.search(base.rpartition(".")[0] or base)
         self._look = int(found[1]) if found else 1 if _AFTER.search(name) else 0
         node = _NODE.search(piece.source)
-        self._top = Context(source=piece.source, name=name, look=self._look, node=_node_name(node))
+        self._top = Context(
+            source=piece.source,
+            name=name,
+            look=self._look,
+            node=_node_name(node),
+            node_of_file=node is not None,
+        )
         self._context = self._top
 
     def run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -383,3 +384,17 @@ def test_two_machines_may_use_the_same_pid() -> None:
         ("node-a", "VLLM::Worker_TP0"),
         ("node-b", "VLLM::Worker_TP8"),
     ]
+
+
+def test_a_file_that_is_named_after_a_machine_is_of_no_other(tmp_path: Path) -> None:
+    for name, rank in (("stacks.txt", 0), ("stacks_node_b.txt", 4)):
+        dump = f'Process 310: VLLM::Worker_TP{rank}\nThread 310 (idle): "MainThread"\n    wait (threading.py:355)\n'
+        (tmp_path / name).write_text(dump)
+    found = triage([str(tmp_path)], io.BytesIO()).snapshot()
+    by_node = {p.node: p.title for p in found.processes}
+    assert by_node == {"": "VLLM::Worker_TP0", "node-b": "VLLM::Worker_TP4"}
+
+
+def test_a_server_is_told_in_a_sentence() -> None:
+    (server,) = read("I ran `vllm serve org/model -tp 4 --port 9000` as usual.\n").processes
+    assert server.title == "vllm serve org/model -tp 4 --port 9000"

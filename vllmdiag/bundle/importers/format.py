@@ -30,6 +30,8 @@ class Context:
     """Lower-case name of the file without directories and endings; breaks ties between formats, nothing else."""
     node: str = ""
     """Machine it is of; empty where nothing tells."""
+    node_of_file: bool = False
+    """The file is of that machine: what no file of it tells is of another one."""
     pid: int | None = None
     """Process that the last header, comment or command named."""
     header: str = ""
