@@ -77,12 +77,15 @@ def wait_words(snapshot: Snapshot, version: str | None) -> list[str]:
 
 
 def log_evidence(snapshot: Snapshot) -> list[str]:
-    """The first error, for a verdict that rests on other evidence; nothing where the log tells of none that lasts."""
+    """What the logs add to a verdict that rests on other evidence.
+
+    The first error, where it has lasted; without one, at which side of a ring somebody waits.
+    """
     for digest in snapshot.logs:
         event = digest.first_error
         if event is not None and event == root_event(snapshot.logs) and (digest.failed or not digest.served):
             return ["first error in the " + event_words(event)]
-    return []
+    return wait_words(snapshot, next((p.version for p in snapshot.http if p.version), None))
 
 
 def subject_of(event: LogEvent, snapshot: Snapshot, scene: Scene | None) -> Subject:
