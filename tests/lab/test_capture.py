@@ -54,6 +54,8 @@ def test_the_verdict_that_was_captured_is_given_again_byte_for_byte(
     out = capfdbinary.readouterr().out
     assert out == member(path, "diagnosis.json")
     assert json.loads(out)["verdict"]["cause"] == "process-stopped"
+    assert main(["triage", str(path), "--format", "json"]) == ExitCode.CRITICAL
+    assert capfdbinary.readouterr().out == out
     bare = tmp_path / "snapshot.json"
     bare.write_bytes(member(path, "snapshot.json"))
     assert main(["diagnose", "--from", str(bare), "--format", "json"]) == ExitCode.CRITICAL

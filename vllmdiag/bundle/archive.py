@@ -115,7 +115,7 @@ def _begins_with_manifest(head: bytes) -> bool:
             head = zlib.decompressobj(wbits=31).decompress(head, 512)
         except zlib.error:
             return False
-    return is_bundle(head) and head[:100].rstrip(b"\0") == MANIFEST.encode()
+    return is_bundle(head) and head[:100].rstrip(b"\0").rpartition(b"/")[2] == MANIFEST.encode()
 
 
 def _read(stream: BinaryIO, name: str) -> Bundle:
