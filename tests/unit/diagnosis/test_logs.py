@@ -11,8 +11,8 @@ from .log_cases import FATAL, log, only_log, stalled
 from .scenario import Server
 
 WAIT = (
-    "(EngineCore pid=200) INFO 05-23 11:00:00 [shm_broadcast.py:{line}] No available shared memory broadcast block found"
-    " in 60 seconds.\n"
+    "(EngineCore pid=200) INFO 05-23 11:00:00 [shm_broadcast.py:{line}] No available shared memory broadcast block"
+    " found in 60 seconds.\n"
 )
 
 
