@@ -29,7 +29,7 @@ def probe(vllmdiag: Vllmdiag, pid: int, profile: str) -> Answer:
     return vllmdiag.run("check", pid, "--profile", profile)
 
 
-@pytest.mark.timeout(LOAD_S + 300)
+@pytest.mark.timeout(LOAD_S + 600)
 def test_liveness_stays_0_through_a_saturating_load(server: Server, vllmdiag: Vllmdiag) -> None:
     wrong = []
     looks = 0

@@ -83,6 +83,7 @@ def _one_child(
     reader, writer = os.pipe()
     pid = _fork()
     if pid == 0:
+        os.close(reader)  # else its own end would keep it writing for ever to a parent that has gone
         _serve(function, items, writer)
     os.close(writer)
     answers: list[bytes | OSError] = []

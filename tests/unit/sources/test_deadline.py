@@ -3,7 +3,10 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -79,3 +82,22 @@ def test_a_program_that_inherited_ignored_child_signals_reads_as_well() -> None:
     finally:
         signal.signal(signal.SIGCHLD, previous)
     assert (answers[0], type(answers[1]), answers[2]) == (b"a", TimeoutError, b"b")
+
+
+def test_a_child_whose_parent_has_gone_does_not_stay_behind() -> None:
+    program = (
+        "import os, threading\n"
+        "from vllmdiag.sources import deadline\n"
+        "def read(_): print(os.getpid(), flush=True); return bytes(1 << 24)\n"
+        "threading.Thread(target=deadline.each, args=(read, [1, 2]), daemon=True).start()\n"
+        "deadline._receive = lambda *_: threading.Event().wait()\n"
+        "input()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.communicate("\n")
+    end = time.monotonic() + 30
+    while Path(f"/proc/{child}").exists():
+        assert time.monotonic() < end, "it writes to nobody for ever"
+        time.sleep(0.05)
