@@ -200,7 +200,7 @@ def _expected(case: Case, name: str, binder: int | None, connections: tuple[Conn
 
 
 def _remote_readers(case: Case, connections: tuple[ConnectionView, ...]) -> tuple[Party, ...]:
-    """Ranks of other nodes that the arguments promise and that are not connected. Which of them is not told: a count."""
+    """Ranks of other nodes that the arguments promise and that are not connected. Which they are is not told."""
     options = case.scene.options
     if options is None:
         return ()

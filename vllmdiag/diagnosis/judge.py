@@ -124,9 +124,7 @@ def _fold(findings: list[Finding]) -> list[Finding]:
         return ordered
     root = ordered[0]
     return [root] + [
-        f
-        if f.severity == "info" or _stands_alone(f, root)
-        else msgspec.structs.replace(f, folded_into=root.cause)
+        f if f.severity == "info" or _stands_alone(f, root) else msgspec.structs.replace(f, folded_into=root.cause)
         for f in ordered[1:]
     ]
 

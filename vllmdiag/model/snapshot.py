@@ -123,7 +123,7 @@ class Snapshot(Fact, frozen=True, kw_only=True):
     ipc_paths_missing: tuple[str, ...] = ()
     """Paths that sockets of the instance are bound to and that no longer exist in the owner's mount namespace."""
     ipc_paths_stale: tuple[str, ...] = ()
-    """Socket files of the form that vLLM gives its own, in the directories of its endpoints, that nobody is bound to."""
+    """Socket files named as vLLM names its own, in the directories of its endpoints, that nobody is bound to."""
     missing: tuple[Missing, ...] = ()
     costs: tuple[SourceCost, ...] = ()
 

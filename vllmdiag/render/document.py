@@ -7,8 +7,8 @@ import msgspec
 from vllmdiag.model.bundle import BUNDLE_SCHEMA, ESTIMATE_SCHEMA, Estimate, Manifest
 from vllmdiag.model.check import BASELINE_SCHEMA, CHECK_SCHEMA, Baseline, CheckResult
 from vllmdiag.model.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
-from vllmdiag.model.fleet import FLEET_SCHEMA, FleetDiagnosis
 from vllmdiag.model.diff import DIFF_SCHEMA, Diff
+from vllmdiag.model.fleet import FLEET_SCHEMA, FleetDiagnosis
 from vllmdiag.model.ledger import LEDGER_SCHEMA, Ledger
 from vllmdiag.model.plan import PLAN_CHECK_SCHEMA, PLAN_SCHEMA, Plan, PlanCheck
 from vllmdiag.model.playbook import EXPLANATIONS_SCHEMA, PLAYBOOKS_SCHEMA, Explanations, Playbooks

@@ -62,7 +62,7 @@ def stale_ipc_paths(sockets: Iterable[Socket], bound: frozenset[str], root: str 
         for s in sockets
         if s.family == "unix" and s.state == "LISTEN" and is_ipc_path(s.local) and s.pids
     }
-    first_seen = {directory: pid for directory, pid in sorted(homes, reverse=True)}
+    first_seen = dict(sorted(homes, reverse=True))
     return tuple(sorted(path for where, pid in first_seen.items() for path in _left(where, pid, bound, root)))
 
 

@@ -16,9 +16,7 @@ _FILES = (
     " memory.max_usage_in_bytes cpu.max cpu.stat cgroup.events cgroup.freeze cgroup.procs freezer.state cpuset.cpus"
 )
 _NAMES = "|".join(re.escape(name) for name in _FILES.split())
-_LINE = re.compile(
-    rf"^\s*(?:/\S*/)?(?P<file>{_NAMES})(?:\s*[:=]?\s+|:)(?P<rest>\S.*?)\s*$"
-)
+_LINE = re.compile(rf"^\s*(?:/\S*/)?(?P<file>{_NAMES})(?:\s*[:=]?\s+|:)(?P<rest>\S.*?)\s*$")
 _KEYED = re.compile(
     r"^\s*(?P<key>oom_kill|oom|oom_group_kill|low|high|max|nr_throttled|nr_periods|throttled_usec|throttled_time|frozen"
     r"|populated|shmem|total_shmem|under_oom|oom_kill_disable)\s+(?P<value>\d+)\s*$"
