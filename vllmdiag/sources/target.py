@@ -41,8 +41,7 @@ def choose(
             why=_list(instances, processes) or _hidden(root) or "no vLLM process is visible",
             next="give a pid: vllmdiag diagnose PID",
         )
-    states = {p.pid: p.state for p in processes}
-    instances = tuple(i for i in instances if any(states[pid] not in ("Z", "X") for pid in i.pids))
+    instances = living(instances, processes)
     if len(instances) > 1:
         raise TargetError(
             f"{len(instances)} vLLM instances run on this host",
@@ -50,6 +49,12 @@ def choose(
             next=f"name one by any of its pids: vllmdiag diagnose {instances[0].roots[0]}",
         )
     return instances[0] if instances else None
+
+
+def living(instances: tuple[Instance, ...], processes: list[Process]) -> tuple[Instance, ...]:
+    """Those of which something lives: zombies that nobody has reaped are no instance any more."""
+    states = {p.pid: p.state for p in processes}
+    return tuple(i for i in instances if any(states[pid] not in ("Z", "X") for pid in i.pids))
 
 
 def nothing_found(root: str = "/") -> TargetError:
