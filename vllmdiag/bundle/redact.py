@@ -31,7 +31,7 @@ from .redact_tokens import Tokens, is_token
 
 _HOST_FIELDS = {"hostname", "host", "node"}
 _PATH_FIELDS = {"path", "exe", "file", "local", "libraries", "device_files", "ipc_paths_missing"}
-_ACCOUNTS = frozenset(
+ACCOUNTS = frozenset(
     {
         *("root", "user", "users", "admin", "nobody", "nonroot", "default", "service", "runner", "core", "app", "home"),
         *("ubuntu", "debian", "centos", "ec2-user", "python", "jovyan", "ray", "worker", "vllm", "inference", "opt"),
@@ -177,7 +177,7 @@ def _tells(name: str, known: Iterable[str]) -> bool:
         len(name) >= _SHORTEST_NAME
         and not name.isdigit()
         and word not in known
-        and word not in _ACCOUNTS
+        and word not in ACCOUNTS
         and word not in LOCAL_NAMES
         and not is_token(name)
     )
