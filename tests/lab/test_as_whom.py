@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -113,8 +114,10 @@ def test_who_sees_what_is_what_the_table_says(server: tuple[bool, int]) -> None:
 
 
 def test_a_container_of_its_own_needs_no_mount_of_what_the_server_has(server: tuple[bool, int]) -> None:
-    """Other file systems at /dev/shm and /tmp than the server's, as in a sidecar."""
-    mounts = 'mount -t tmpfs none /dev/shm && mount -t tmpfs none /tmp && exec "$@"'
+    """Other file systems at /dev/shm and where its sockets lie than the server's, as in a sidecar."""
+    environ = Path(f"/proc/{server[1]}/environ").read_text().split("\0")
+    (sockets,) = [setting.partition("=")[2] for setting in environ if setting.startswith("VLLM_RPC_BASE_PATH=")]
+    mounts = f'mount -t tmpfs none /dev/shm && mount -t tmpfs none {shlex.quote(sockets)} && exec "$@"'
     apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mounts, "sh"]
     answer = _look(server[1], _root("sys_ptrace,dac_read_search"), apart)
     assert {layer["layer"]: layer["status"] for layer in answer["layers"]} == dict.fromkeys(range(1, 6), "ok")
