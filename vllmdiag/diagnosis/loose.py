@@ -15,7 +15,7 @@ from .gpu_loose import loose_gpu_findings
 from .host_rules import loose_memory_findings, overloaded
 from .log_rules import loose_log_findings
 from .logs import pid_words
-from .shm_rules import leak_line, leak_words, leaked, outgrown, outgrown_words
+from .shm_rules import leak_line, leak_words, leaked, outgrown, outgrown_words, removed_findings
 from .traffic_rules import traffic_findings
 
 
@@ -31,6 +31,7 @@ def loose_findings(snapshot: Snapshot) -> Iterator[Finding]:
         *_host(snapshot),
         *_room(snapshot),
         *_leaks(snapshot),
+        *removed_findings(snapshot),
         *traffic_findings(snapshot, well=False, target=target),
     ):
         found.setdefault(finding.cause, finding)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllmdiag.model.diagnosis import Finding, Subject
+from vllmdiag.model.diagnosis import Finding, Link, Subject
 from vllmdiag.model.shm import Segment, ShmMount
 from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.vllm.layouts import broadcast_ring_bytes, classify_file
 
+from . import write
 from .case import Case
+from .logs import pid_words
 
 _ALMOST_NOTHING = 1 << 20
 """A mount with less than this free cannot back the next few pages of a sparse ring."""
@@ -69,14 +71,16 @@ def outgrown_words(mount: ShmMount, rings: tuple[Segment, ...]) -> str:
 
 def _unlinked(case: Case) -> Iterator[Finding]:
     """Rings in use whose file is gone. An engine that ends removes them itself: it is no longer in its loop."""
-    if case.starting or not case.scene.engines or not all(case.in_loop(e) for e in case.scene.engines):
+    engines = case.scene.engines
+    if case.starting or not engines or any(case.acts[e.pid].seen and not case.in_loop(e) for e in engines):
         return
     gone = [
         ring
         for ring in case.rings
         if ring.segment.deleted and any(not case.dead(pid) for pid in case.scene.holders(ring.segment))
     ]
-    if not gone:
+    if not gone or not all(case.in_loop(e) for e in engines):
+        yield from removed_findings(case.scene.snapshot, case.scene.instance.roots[0])
         return
     holders = {pid for ring in gone for pid in case.scene.holders(ring.segment)}
     who = next((e for e in case.scene.engines if e.pid in holders), case.scene.engines[0])
@@ -91,6 +95,34 @@ def _unlinked(case: Case) -> Iterator[Finding]:
             for ring in gone[:5]
         ],
         chain=(case.link(who.pid),),
+    )
+
+
+def removed_findings(snapshot: Snapshot, target: int | None = None) -> Iterator[Finding]:
+    """The same told by names alone: people paste maps or descriptors, and neither sizes nor stacks with them.
+
+    Args:
+        snapshot: pasted evidence; a live look sees the loop of the engine, or has no rights to see the rings.
+        target: pid for the next step.
+    """
+    gone = [s for s in snapshot.segments if s.deleted and s.holders and classify_file(s.name, s.size).keeps_name]
+    if not snapshot.pasted or not gone:
+        return
+    pids = sorted({h.pid for s in gone for h in s.holders})
+    process = next((p for p in snapshot.processes if p.pid == pids[0]), None)
+    known = pids[0] if pids[0] > 0 else None
+    who = Subject(role="Other", pid=known, label=(process.comm if process else "") or pid_words(pids[0]))
+    names = ", ".join(s.path for s in gone[:3])
+    yield write.finding(
+        "shm-unlinked-early",
+        who,
+        f"{names}: in use, and without a name in /dev/shm any more: somebody has removed it; nobody else can attach",
+        evidence=[
+            f"{s.path} (deleted), held by {', '.join(pid_words(h.pid) for h in s.holders[:8])}" for s in gone[:5]
+        ],
+        chain=(Link(subject=who, doing="holds a file that was removed"),),
+        confidence="medium",
+        words={"target": str(target or known)} if target or known else {},
     )
 
 

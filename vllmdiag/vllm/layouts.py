@@ -50,6 +50,8 @@ class FileKind(Fact, frozen=True, kw_only=True):
     is_vllm: Literal["yes", "maybe", "no"]
     ring: bool = False
     """Its size is that of a ring."""
+    keeps_name: bool = False
+    """Its maker leaves the name there as long as it is in use: gone while it is mapped, somebody else removed it."""
     source: str = ""
 
     @property
@@ -86,6 +88,7 @@ class KnownFile(msgspec.Struct, frozen=True):
     is_vllm: Literal["yes", "maybe", "no"]
     source: str
     ring: bool = False
+    keeps_name: bool = False
     slots: int = 0
     slot_bytes: int = 0
     """Where not 0, the size must be ``slots * (slot_bytes + 1 + readers)``."""
@@ -165,7 +168,13 @@ def classify_file(name: str, size: int) -> FileKind:
     """
     for known in known_files():
         if re.fullmatch(known.pattern, name) and _fits(known, size):
-            return FileKind(what=known.what, is_vllm=known.is_vllm, ring=known.ring, source=known.source)
+            return FileKind(
+                what=known.what,
+                is_vllm=known.is_vllm,
+                ring=known.ring,
+                keeps_name=known.keeps_name,
+                source=known.source,
+            )
     return FileKind(what="unknown", is_vllm="maybe")
 
 

@@ -206,7 +206,7 @@ def _goes_on_command(line: str, _context: Context) -> bool:
 
 # -- maps and descriptors ---------------------------------------------------------------------------------------------
 
-_MAP = re.compile(r"^\s*(?:[0-9a-f]{6,}-[0-9a-f]{6,} \S{4} \S+ \S+ \d+\s+)?(/\S.*?)(?: \(deleted\))?\s*$")
+_MAP = re.compile(r"^\s*(?:[0-9a-f]{6,}-[0-9a-f]{6,} \S{4} \S+ \S+ \d+\s+)?(/\S.*?)(?P<deleted> \(deleted\))?\s*$")
 _LIBRARY = re.compile(r"\.so(?:\.[\w.]+)*$|\.dist-info(?:/|$)")
 _VERSION = re.compile(r"/vllm-([\w.+]+?)\.dist-info")
 
@@ -224,14 +224,16 @@ def _goes_on_map(line: str, _context: Context) -> bool:
 
 def _read_maps(lines: Sequence[str], context: Context, draft: Draft) -> None:
     process = draft.subject(context)
-    paths = [m[1] for line in lines if (m := _MAP.match(line))]
+    rows = [m for line in lines if (m := _MAP.match(line))]
+    paths = [row[1] for row in rows]
     process.append("libraries", *(path for path in paths if _LIBRARY.search(path)))
     version = next((m[1] for path in paths if (m := _VERSION.search(path))), None)
     if version is not None:
         process.facts.setdefault("vllm_version", version)
-    for path in paths:
-        if path.startswith("/dev/shm/"):
-            draft.holder(path, process.pid, mapped=True)
+    for row in rows:
+        if row[1].startswith("/dev/shm/"):
+            draft.holder(row[1], process.pid, mapped=True)
+            draft.file(row[1], deleted=bool(row["deleted"]) or None)
 
 
 _FD_ROW = re.compile(r"^[l-][rwx-]{9}.*\s(\d+)\s+->\s+'?(\S.*?)(?P<deleted> \(deleted\))?'?\s*$")
@@ -253,6 +255,7 @@ def _read_fd_rows(lines: Sequence[str], context: Context, draft: Draft) -> None:
         path = row[2]
         if path.startswith("/dev/shm/"):
             draft.holder(path, process.pid, fd=int(row[1]))
+            draft.file(path, deleted=bool(row["deleted"]) or None)
             shm = ShmFd(fd=int(row[1]), path=path, deleted=bool(row["deleted"]), dev=0, ino=0, size=0)
             process.append("shm_fds", shm)
         elif is_weights(path):

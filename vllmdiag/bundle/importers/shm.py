@@ -109,10 +109,13 @@ def _read_du(lines: Sequence[str], _context: Context, draft: Draft) -> None:
             draft.file(row["path"].removeprefix(SHM + "/"), resident=_bytes(row["size"], 1 << 10))
 
 
-_MAPPED = re.compile(r"^\s*(?:/dev/shm/)?(?P<name>[\w.-]+):?\s+(?:pids?[ =:]*)(?P<pids>\d+(?:[, ]+\d+)*)\s*$")
+_MAPPED = re.compile(
+    r"^\s*(?:/dev/shm/)?(?P<name>[\w.-]+)(?P<deleted> \(deleted\))?:?\s+(?:pids?[ =:]*)(?P<pids>\d+(?:[, ]+\d+)*)\s*$"
+)
 _FUSER = re.compile(r"^\s*/dev/shm/(?P<name>[\w.-]+):\s+(?P<pids>\d+[a-z]*(?:\s+\d+[a-z]*)*)\s*$")
 _LSOF = re.compile(
-    r"^(?P<comm>\S+)\s+(?P<pid>\d+)\s+(?:\d+\s+\S+\s+)?\S+\s+(?P<fd>mem|DEL|\d+[rwu]?\w*)\s+REG\s+\S+\s+(?P<size>\d+)?\s*\d+\s+/dev/shm/(?P<name>\S+)"
+    r"^(?P<comm>\S+)\s+(?P<pid>\d+)\s+(?:\d+\s+\S+\s+)?\S+\s+(?P<fd>mem|DEL|\d+[rwu]?\w*)\s+REG\s+\S+"
+    r"\s+(?P<size>\d+)?\s*\d+\s+/dev/shm/(?P<name>\S+)(?P<deleted> \(deleted\))?"
 )
 _NOBODY = re.compile(r"^\s*(?:/dev/shm/)?(?P<name>[\w.-]+):?\s+(?:pids?[ =:]*)?(?:none|nobody|-|no process)\s*$")
 
@@ -134,7 +137,9 @@ def _read_mapped(lines: Sequence[str], context: Context, draft: Draft) -> None:
         if row is None:
             continue
         path = f"{SHM}/{row['name']}"
-        words = row.groupdict().get("pids") or row["pid"]
+        said = row.groupdict()
+        words = said.get("pids") or row["pid"]
+        draft.file(path, deleted=bool(said.get("deleted") or said.get("fd") == "DEL") or None)
         for word in re.findall(r"\d+", words):
             pid = draft.pid(int(word), context)
             draft.holder(path, pid, mapped=True)
