@@ -1,13 +1,15 @@
 """Who is who in pasted evidence, as far as one piece of it tells something of a process of another.
 
 Nothing is guessed here: a ring dump says which pid writes and which reads, and an engine writes the broadcast ring.
+A main thread that runs the main function of an engine is that of an engine, whatever its command line says.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllmdiag.vllm.titles import identify
+from vllmdiag.model.base import Missing
+from vllmdiag.vllm.titles import identify, role_of_main
 
 if TYPE_CHECKING:
     from .draft import Draft, ProcessDraft
@@ -19,6 +21,7 @@ NOBODY = -1
 def relate(draft: Draft) -> None:
     """Join what belongs together before the snapshot is made."""
     _place_nobody(draft)
+    _roles_from_stacks(draft)
     _roles_from_rings(draft)
 
 
@@ -48,6 +51,16 @@ def _place_nobody(draft: Draft) -> None:
 def _role(process: ProcessDraft) -> str:
     known = identify(process.facts.get("cmdline", ()), process.facts.get("comm", ""))
     return known.role if known is not None else ""
+
+
+def _roles_from_stacks(draft: Draft) -> None:
+    """Who has no title of its own is told by its stack: vLLM before 0.10.1 sets none, and a fork shows its parent's."""
+    for process in draft.processes.values():
+        if _role(process) in ("", "Child", "APIServer"):
+            dumps = [threads for threads in process.dumps.values() if not isinstance(threads, Missing) and threads]
+            role = role_of_main(dumps[0][0].frames) if dumps else ""
+            if role:
+                process.facts.setdefault("told_role", role)
 
 
 def _roles_from_rings(draft: Draft) -> None:

@@ -15,6 +15,10 @@ from .devices import Xid, is_at, troubles, xids
 from .gpu_view import lag_in_words
 
 
+_HELD = 1 << 30
+"""Less than that is what a driver and a desktop take."""
+
+
 def loose_gpu_findings(snapshot: Snapshot) -> Iterator[Finding]:
     """Hard faults of a GPU or its driver, and ranks that NCCL counts apart. Whose they are is seldom known."""
     if not snapshot.pasted:
@@ -22,6 +26,7 @@ def loose_gpu_findings(snapshot: Snapshot) -> Iterator[Finding]:
     yield from _devices(snapshot)
     yield from _drivers(snapshot)
     yield from _counts(snapshot)
+    yield from _held_by_nobody(snapshot)
 
 
 def _devices(snapshot: Snapshot) -> Iterator[Finding]:
@@ -75,6 +80,35 @@ def _counts(snapshot: Snapshot) -> Iterator[Finding]:
         subject = Subject(role="Worker", pid=None, rank=ranks, node=host or None, label=label)
         hint = "what its process does is not in the evidence: take the stacks of all ranks"
         yield _say("collective-divergence", subject, f"NCCL: {words}", [words, hint], high=lag.moving is False)
+
+
+def _held_by_nobody(snapshot: Snapshot) -> Iterator[Finding]:
+    """Memory of a GPU that somebody holds who is not in the evidence, where nothing else was handed in."""
+    if snapshot.logs or snapshot.metrics or snapshot.kernel_lines or snapshot.ras:
+        return
+    held = [(d, d.readings[-1]) for d in snapshot.accelerators if d.readings]
+    held = [(d, r) for d, r in held if (r.memory_used or 0) >= _HELD]
+    if not held:
+        return
+    words = [
+        f"GPU {d.index} has {(r.memory_used or 0) / 2**30:.1f} GiB in use"
+        + (f" and is busy {r.busy_pct} %" if r.busy_pct else "")
+        for d, r in held
+    ]
+    yield write.finding(
+        "unknown",
+        Subject(role="Host", label=f"GPU {held[0][0].index}"),
+        f"{words[0]}, and who holds it is not in the evidence",
+        evidence=[
+            *words[:8],
+            "no process of vLLM is in the evidence: it may be in another pid namespace (a container), or dead and still"
+            " held by the driver",
+            "ps and nvidia-smi on the host, or in a pod with hostPID, show it: fuser -v /dev/nvidia*",
+        ],
+        layer=1,
+        severity="warning",
+        confidence="low",
+    )
 
 
 def _say(slug: str, who: Subject, summary: str, evidence: list[str], *, high: bool = False) -> Finding:

@@ -96,6 +96,8 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
         *traffic_findings(snapshot, well=_works(case), target=scene.instance.roots[0]),
     ]
     told = {f.cause for f in findings if f.severity != "info"}
+    if "orphan-engine" in told:
+        told.add("engine-dead")  # that engine lives: the one whose end a log tells of was of another start
     findings += [f for f in log_findings(case) if f.cause not in told]
     findings = _fold(findings)
     missing = (*missing_of(snapshot), *not_probed(snapshot))

@@ -16,6 +16,8 @@ _SMALL = 1 << 30
 """A mount below this has not been sized for vLLM: 64 MiB is what containers get by default."""
 _SPEC_NODE = re.compile(r"node:(?P<node>[0-9a-fA-F][\w.:]*[\w])")
 _SPEC_GPUS = re.compile(r"'GPU': (?P<n>[\d.]+)")
+_PORT = re.compile(r"(?:port:? |:)(?P<port>\d{2,5})\b")
+"""The port in the words of torch (``port: 43911``) and of ZMQ (``addr='tcp://192.0.2.10:14579'``)."""
 _LOOPBACK = re.compile(r"\[?(?:127\.|::1|::ffff:127\.)")
 
 
@@ -35,6 +37,8 @@ def context_of(slug: str, snapshot: Snapshot, event: LogEvent) -> list[str]:
         return _interfaces(snapshot)
     if slug == "ray-placement":
         return _ray(snapshot, event)
+    if slug == "port-conflict":
+        return _owners(snapshot, event)
     if slug == "oom-killed":
         return killed_for_memory(snapshot)
     if slug.startswith("shm-"):
@@ -90,9 +94,24 @@ def _interfaces(snapshot: Snapshot) -> list[str]:
     hanging = [s for s in snapshot.sockets if s.state == "SYN-SENT" and _LOOPBACK.match(s.remote)]
     words = [f"a connect to {s.remote} hangs: loopback never leads to another machine" for s in hanging[:2]]
     told = [p for p in snapshot.processes if p.environ]
-    if told and not any(p.environ.get("GLOO_SOCKET_IFNAME") for p in told):
-        words.append(f"GLOO_SOCKET_IFNAME is not set for {pid_words(told[0].pid)}")
+    without = [p.pid for p in told if not p.environ.get("GLOO_SOCKET_IFNAME")]
+    if without:
+        others = next((p.pid for p in told if p.pid not in without), None)
+        but = f", though it is for {pid_words(others)}" if others is not None else ""
+        words.append(f"GLOO_SOCKET_IFNAME is not set for {pid_words(without[0])}{but}")
     return [*words, *_environ(snapshot, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP")]
+
+
+def _owners(snapshot: Snapshot, event: LogEvent) -> list[str]:
+    """Who listens on the port that the log names."""
+    found = _PORT.search(event.text)
+    if found is None:
+        return []
+    port = found["port"]
+    holding = [s for s in snapshot.sockets if s.state == "LISTEN" and s.local.endswith(f":{port}")]
+    names = {p.pid: p.comm for p in snapshot.processes if p.comm}
+    owners = dict.fromkeys(pid for s in holding for pid in s.pids)
+    return [f"port {port} is held by {' '.join((names.get(pid, ''), pid_words(pid))).strip()}" for pid in owners][:2]
 
 
 def _ray(snapshot: Snapshot, event: LogEvent) -> list[str]:

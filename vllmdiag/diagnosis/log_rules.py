@@ -25,9 +25,11 @@ from .scene import Scene
 _SHM = ("insufficient_shm", "no_shm_segment", "shm_madvise", "no_space", "bus_error")
 _DEAD = {"Worker": "worker-dead", "RayWorker": "worker-dead", "EngineCore": "engine-dead"}
 _RELAYS = ("worker_failed", "worker_failed_start", "worker_init_failed", "worker_exception", "ray_actor_died")
+_OF_A_PEER = {"gloo_closed": "has gone", "store_timeout": "has not come"}
+"""Errors that a process logs because another one failed before it, and what they tell of that one."""
 _WORKER_SILENT = ("rpc_timeout", "cancelled", "long_wait", "stale_reply")
 """Echoes that tell that some worker has not answered."""
-_SAYS_MORE = ("cuda-fork-poisoned", "port-conflict")
+_SAYS_MORE = ("cuda-fork-poisoned", "port-conflict", "shm-unlinked-early")
 """Causes of which the line of the log says more than what was found around it."""
 _PLACEMENT_S = 30.0
 _SOON_S = 120.0
@@ -107,7 +109,7 @@ def _cause(snapshot: Snapshot, event: LogEvent, *, failed: bool) -> str:
         return "oom-killed"
     if slug := known_cause(event):
         return slug
-    if not failed:
+    if not failed or event.kind in _OF_A_PEER:
         return ""
     if event.kind in _RELAYS:
         return "worker-dead"
@@ -135,14 +137,22 @@ def _of_event(snapshot: Snapshot, scene: Scene | None, event: LogEvent, slug: st
 
 def _undecided(snapshot: Snapshot, scene: Scene | None, event: LogEvent) -> Finding:
     who = subject_of(event, snapshot, scene)
+    told = _OF_A_PEER.get(event.kind)
+    if told is None:
+        words = f"the first error of the log is of no known cause: {_said(event)}"
+    else:
+        peer = f"its peer {event.groups['peer']}" if "peer" in event.groups else "another rank"
+        words = (
+            f"{_name(who)} only tells that {peer} {told}: read the first error of that one, before any restart of it"
+        )
     return _say(
         "unknown",
         snapshot,
         scene,
         who,
-        f"the first error of the log is of no known cause: {_said(event)}",
+        words,
         evidence=[event_words(event), *echo_words(snapshot)],
-        layer=1,
+        layer=1 if told is None else 4 if digest_of(snapshot, event).served else 2,
         confidence="low",
     )
 

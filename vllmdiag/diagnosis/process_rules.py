@@ -141,6 +141,8 @@ def _orphans(case: Case) -> Iterator[Finding]:
             confidence="medium",
         )
     elif scene.servers and alive and not scene.engines and case.listening and not _followers(case):
+        if scene.snapshot.pasted and not any(scene.processes[s.pid].samples for s in scene.servers):
+            return  # no process table: an engine that was not given may be there all the same
         server = scene.servers[0]
         yield case.finding(
             "engine-dead",
@@ -161,6 +163,7 @@ def _orphan_engine(case: Case, engines: list[Member], workers: list[Member], los
         f" it and {len(workers)} workers serve nobody",
         evidence=[*lost, *_left(case, [*engines, *workers])],
         chain=tuple(case.link(m.pid) for m in [*engines, *workers]),
+        pid=" ".join(str(e.pid) for e in engines),
     )
 
 

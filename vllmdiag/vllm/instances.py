@@ -100,7 +100,7 @@ def find_instances(processes: Iterable[Process]) -> tuple[Instance, ...]:
 def _identify(process: Process) -> Identity | None:
     cmdline: Sequence[str] = () if isinstance(process.cmdline, Missing) else process.cmdline
     known = identify(cmdline, process.comm)
-    if process.told_role and (known is None or known.role == "Child"):
+    if process.told_role and (known is None or known.role in ("Child", "APIServer")):
         return told(process.told_role)
     return known
 
@@ -126,9 +126,9 @@ def _root(pid: int, by_pid: dict[int, Process], identities: dict[int, Identity |
 def _is_driver(parent: Process, child: Process) -> bool:
     """The parent is the Python script that uses the LLM class, not a sub-reaper that adopted an orphan.
 
-    A child made by multiprocessing stays in its maker's process group; an orphan keeps the group of its dead maker.
+    It may be pid 1 (a container). A child of multiprocessing stays in its group; an orphan keeps that of its dead maker.
     """
-    if parent.pid <= 1 or not _is_python(parent):
+    if not _is_python(parent):
         return False
     return not (parent.pgid and child.pgid) or parent.pgid == child.pgid
 
@@ -326,8 +326,8 @@ def _job(tree: Instance, by_pid: dict[int, Process]) -> object:
     if by_pid[tree.roots[0]].parent_unseen:
         return "unseen"  # pasted stacks name no parents: nothing says that these are several servers
     # Orphans keep the process group of their dead parent, so does a server whose engine died under it.
-    pgid = by_pid[tree.roots[0]].pgid
-    return ("group", pgid) if pgid else ("root", tree.roots[0])
+    root = by_pid[tree.roots[0]]
+    return ("group", root.pgid) if root.pgid else ("left to", root.ppid) if tree.orphaned else ("root", root.pid)
 
 
 def job_of(options: ServeOptions | None) -> tuple[str, str | None, int | None] | None:

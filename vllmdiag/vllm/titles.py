@@ -15,11 +15,12 @@ from typing import Literal
 import msgspec
 
 from vllmdiag.model.base import Fact
+from vllmdiag.model.process import Frame
 
 from .serve_options import ServeOptions, parse_options
 from .tables import load
 
-__all__ = ["Identity", "Role", "ServeOptions", "from_label", "from_title", "identify"]
+__all__ = ["Identity", "Role", "ServeOptions", "from_label", "from_title", "identify", "role_of_main"]
 
 Role = Literal[
     "APIServer", "EngineCore", "Worker", "DPCoordinator", "ResourceTracker", "RayWorker", "Launcher", "Child"
@@ -68,6 +69,7 @@ class _Tables(msgspec.Struct, frozen=True):
     serve_modules: tuple[_Named, ...]
     serve_programs: tuple[_Named, ...]
     code: tuple[_Named, ...]
+    mains: tuple[_Named, ...]
     options: tuple[_Option, ...]
 
 
@@ -119,6 +121,19 @@ def told(role: str) -> Identity | None:
     """Who a process is that other evidence names by its role; None for a role that a title may not tell either."""
     known = next((entry.role for entry in _tables().titles if entry.role == role), None)
     return Identity(role=known, name=role, known_by="evidence") if known is not None else None
+
+
+def role_of_main(frames: Sequence[Frame]) -> str:
+    """The role of a process by the stack of its main thread, innermost frame first; empty where that tells none.
+
+    A child of fork keeps the frames of its parent below its own, so the innermost main function is its own.
+    """
+    for frame in frames:
+        for entry in _tables().mains:
+            name, _, file = entry.name.partition(" @ ")
+            if frame.name.rpartition(".")[2] == name and frame.file.endswith(file):
+                return entry.role or ""
+    return ""
 
 
 def from_label(label: str) -> Identity | None:
