@@ -141,7 +141,7 @@ def _orphans(case: Case) -> Iterator[Finding]:
             confidence="medium",
         )
     elif scene.servers and alive and not scene.engines and case.listening and not _followers(case):
-        if scene.snapshot.pasted and not any(scene.processes[s.pid].samples for s in scene.servers):
+        if scene.snapshot.pasted and not any(p.ppid or p.age_s is not None for p in scene.snapshot.processes):
             return  # no process table: an engine that was not given may be there all the same
         server = scene.servers[0]
         yield case.finding(

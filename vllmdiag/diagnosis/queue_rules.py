@@ -17,7 +17,7 @@ from .glimpse import AGAIN, glimpse
 from .gpu_rules import held_up
 from .process_rules import waiting_evidence
 from .rings import Ring
-from .scheduler_rules import scheduler_findings
+from .scheduler_rules import grammar_findings, scheduler_findings
 from .thread_rules import thread_findings
 from .waits import absent_from, broadcast_ring, laggards, path_to, unread_replies
 
@@ -28,6 +28,7 @@ _WAITS = ("idle", "collective", "gpu_wait", "wait_response", "wait_readers", "wa
 
 def queue_findings(case: Case) -> Iterator[Finding]:
     """For each engine: its broken threads, else the root of what holds it up."""
+    yield from grammar_findings(case)
     for engine in case.scene.engines:
         if case.halted(engine.pid):
             continue

@@ -17,6 +17,8 @@ _FULL = 0.9
 """Share of the KV cache above which a request cannot be placed."""
 _WORKS = 0.5
 """Cores: a thread that uses as much computes."""
+_ALL_THE_TIME = 0.9
+"""Cores: a thread that uses as much has done nothing else, so one dump tells what."""
 _TOKENS = ("generation_tokens_total", "prompt_tokens_total")
 
 
@@ -28,6 +30,13 @@ def scheduler_findings(case: Case, engine: Member) -> Iterator[Finding]:
     found = _livelock(case, engine, act) or _wave_split(case, engine, act) or _grammar(case, engine, act)
     if found is not None:
         yield found
+
+
+def grammar_findings(case: Case) -> Iterator[Finding]:
+    """Grammars that are compiled where no EngineCore is: vLLM before V1 did it beside its server."""
+    for member in case.scene.instance.of("APIServer", "Driver", "Child"):
+        if (found := _grammar(case, member, case.acts[member.pid])) is not None:
+            yield found
 
 
 def _shows(view: ThreadView | None, signature: str, role: str = "EngineCore") -> bool:
@@ -42,12 +51,12 @@ def _shows(view: ThreadView | None, signature: str, role: str = "EngineCore") ->
 
 def _frame_of(view: ThreadView, signature: str) -> Frame:
     """The frame of the last dump that shows the signature."""
-    depth = next(m.depth for m in match(view.frames, "EngineCore") if m.signature.id == signature)
+    depth = next(m.depth for m in match(view.frames) if m.signature.id == signature)
     return view.frames[depth]
 
 
-def _tokens_move(case: Case, engine: Member) -> bool:
-    return any(word.startswith(_TOKENS) for word in case.progress[engine.pid].moved)
+def _tokens_move(case: Case, *engines: Member) -> bool:
+    return any(word.startswith(_TOKENS) for e in engines for word in case.progress[e.pid].moved)
 
 
 def _livelock(case: Case, engine: Member, act: Activity) -> Finding | None:
@@ -84,23 +93,26 @@ def _has_connector(case: Case) -> bool:
 def _grammar(case: Case, engine: Member, act: Activity) -> Finding | None:
     """A thread compiles one grammar in every dump, and computes."""
     for view in act.threads:
-        if view is act.main or not _shows(view, "grammar.compile") or view.dumps < 2:
+        if view is act.main or not _shows(view, "grammar.compile", ""):
             continue
-        if not ((view.cpu or 0.0) >= _WORKS or all(s.active or s.owns_gil for s in view.stacks)):
+        cpu = view.cpu or 0.0
+        works = cpu >= _WORKS or all(s.active or s.owns_gil for s in view.stacks)
+        if not works or (view.dumps < 2 and cpu < _ALL_THE_TIME):
             continue
         waiting = gauge(case.scene, engine, "num_requests_waiting")
-        others = _tokens_move(case, engine)
+        own = [engine] if engine.pid in case.progress else list(case.scene.engines)
+        others = _tokens_move(case, *own)
         frame = _frame_of(view, "grammar.compile")
         return case.finding(
             "grammar-busy",
             engine.pid,
             f"thread {view.name} of {engine.label} (pid {engine.pid}) compiles a grammar all the time"
-            + (": other requests go on" if others else ", and no token comes"),
+            + (": other requests go on" if others else ", and no token comes" if own else ""),
             evidence=[
                 f"{frame.name} ({frame.file}:{frame.line}) in {view.dumps} of {view.dumps} dumps"
                 + (f", {view.cpu:.2f} cores" if view.cpu is not None else ""),
                 *([f"{waiting:g} requests wait"] if waiting else []),
-                *case.progress[engine.pid].moved[:1],
+                *(word for e in own for word in case.progress[e.pid].moved[:1]),
             ],
             chain=case.chain(engine.pid),
             severity="warning" if others else "critical",
