@@ -26,3 +26,7 @@ def ensure_ray() -> Path:
             subprocess.run([str(python), "-m", "pip", "install", "-qq", f"ray=={VERSION}"], check=True)
             stamp.touch()
     return python
+
+
+if __name__ == "__main__":
+    print(ensure_ray())
