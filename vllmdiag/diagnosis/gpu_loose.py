@@ -14,7 +14,6 @@ from .collectives import lagging
 from .devices import Xid, is_at, troubles, xids
 from .gpu_view import lag_in_words
 
-
 _HELD = 1 << 30
 """Less than that is what a driver and a desktop take."""
 
@@ -101,8 +100,7 @@ def _held_by_nobody(snapshot: Snapshot) -> Iterator[Finding]:
         f"{words[0]}, and who holds it is not in the evidence",
         evidence=[
             *words[:8],
-            "no process of vLLM is in the evidence: it may be in another pid namespace (a container), or dead and still"
-            " held by the driver",
+            "no process of vLLM is in the evidence: its pid may be of another namespace, or the driver keeps the dead",
             "ps and nvidia-smi on the host, or in a pod with hostPID, show it: fuser -v /dev/nvidia*",
         ],
         layer=1,

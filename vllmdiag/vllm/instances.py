@@ -126,7 +126,7 @@ def _root(pid: int, by_pid: dict[int, Process], identities: dict[int, Identity |
 def _is_driver(parent: Process, child: Process) -> bool:
     """The parent is the Python script that uses the LLM class, not a sub-reaper that adopted an orphan.
 
-    It may be pid 1 (a container). A child of multiprocessing stays in its group; an orphan keeps that of its dead maker.
+    It may be pid 1 of a container. A child of multiprocessing stays in its group; an orphan keeps its dead maker's.
     """
     if not _is_python(parent):
         return False
