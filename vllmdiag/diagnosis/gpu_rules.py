@@ -40,10 +40,22 @@ def held_up(case: Case, engine: Member) -> Finding | None:
     """Why a loaded engine that does not move is held up at the GPU; None where that is not what holds it up."""
     if case.acts[engine.pid].signature in KV:
         return _engine_in_connector(case, engine)
+    if (apart := _engines_apart(case, engine)) is not None:
+        return apart
     workers = case.scene.instance.workers_of(engine.pid)
     alone = [e for e in case.scene.engines if not case.scene.instance.workers_of(e.pid)]
     group = group_of(case, workers or alone, engine)
     return _decide(group, _SERVING)
+
+
+def _engines_apart(case: Case, engine: Member) -> Finding | None:
+    """Engines that run their steps together all stand, and not in the same step: one has passed what others wait in."""
+    stuck = [e for e in case.scene.engines if case.progress[e.pid].frozen]
+    group = group_of(case, [m for e in stuck for m in case.scene.instance.workers_of(e.pid) or (e,)], engine)
+    # Engines of a dense model stand for themselves: their stacks may differ for no reason.
+    if len(stuck) < 2 or engine not in stuck or not group.at("dp.sync", "all2all"):
+        return None
+    return _decide(group, (counts_apart, records_apart, lambda found: _places_apart(found, told=bool(found.stands))))
 
 
 def at_start(case: Case, places: Sequence[Standing]) -> Finding | None:
@@ -159,7 +171,7 @@ def _idle_among_waiters(group: Group) -> Finding | None:
     return group.say("collective-divergence", root, summary, confidence=group.sure())
 
 
-def _places_apart(group: Group) -> Finding | None:
+def _places_apart(group: Group, *, told: bool = False) -> Finding | None:
     """Every rank waits, and they stand at different places of the model: some have passed what others wait in."""
     ranks = group.of(COLLECTIVE, GPU)
     if len(ranks) < 2 or len(ranks) != len(group.seen) or _by_stage(group):
@@ -168,7 +180,7 @@ def _places_apart(group: Group) -> Finding | None:
     for rank in ranks:
         paths.setdefault(rank.path, []).append(rank)
     # Stacks that differ are common on a server at work: they count where the GPUs wait, or where each look is the same.
-    if len(paths) < 2 or not (group.spinning or all(r.still for r in ranks)):
+    if len(paths) < 2 or not (told or group.spinning or all(r.still for r in ranks)):
         return None
     sides = sorted(paths.values(), key=len)
     few = sides[0]
@@ -264,6 +276,8 @@ def _others_are_unseen(group: Group) -> Finding | None:
     (rank,) = group.ranks
     if group.remote or not rank.member.ranks.keys() & {"tp", "pp", "ep"}:
         return None
+    if len(group.case.scene.engines) > 1 and rank.ids & {"dp.sync", "all2all"}:
+        return None  # it waits for ranks of the other engines
     summary = f"{rank.label} waits in {rank.at} for ranks that are not seen here, so it has not answered"
     return group.say("rank-never-answered", rank, summary)
 
