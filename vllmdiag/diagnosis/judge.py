@@ -33,6 +33,7 @@ from .loose import loose_findings
 from .output_rules import output_findings
 from .process_rules import process_findings
 from .queue_rules import queue_findings
+from .ray_rules import ray_findings
 from .reach_rules import not_probed, probed_words, reach_findings
 from .scene import Scene, scene_of
 from .shm_rules import shm_findings
@@ -85,6 +86,7 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
         *memory_findings(case, deaths),
         *deaths,
         *host_findings(case),
+        *ray_findings(snapshot, scene),
         *reach_findings(case),
         *startup_findings(case),
         *queue_findings(case),

@@ -15,6 +15,7 @@ from .gpu_loose import loose_gpu_findings
 from .host_rules import loose_memory_findings, overloaded
 from .log_rules import loose_log_findings
 from .logs import pid_words
+from .ray_rules import ray_findings
 from .shm_rules import leak_line, leak_words, leaked, outgrown, outgrown_words, removed_findings
 from .traffic_rules import traffic_findings
 
@@ -25,6 +26,7 @@ def loose_findings(snapshot: Snapshot) -> Iterator[Finding]:
     found: dict[str, Finding] = {}
     for finding in (
         *loose_memory_findings(snapshot),
+        *ray_findings(snapshot, None),
         *loose_gpu_findings(snapshot),
         *loose_log_findings(snapshot),
         *_limits(snapshot),

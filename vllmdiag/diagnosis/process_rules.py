@@ -26,6 +26,7 @@ def process_findings(case: Case) -> Iterator[Finding]:
     absent = list(_absent_workers(case))
     yield from absent or _deaths(case)
     yield from _orphans(case)
+    yield from _orphans_beside(case)
     yield from _stopped(case)
     yield from _uninterruptible(case)
 
@@ -165,6 +166,32 @@ def _orphan_engine(case: Case, engines: list[Member], workers: list[Member], los
         chain=tuple(case.link(m.pid) for m in [*engines, *workers]),
         pid=" ".join(str(e.pid) for e in engines),
     )
+
+
+def _orphans_beside(case: Case) -> Iterator[Finding]:
+    """What an earlier server has left, in evidence of one that does not serve: it holds what this one may need."""
+    scene = case.scene
+    works = case.listening or case.starting_motion or any(p.moved for p in case.progress.values())
+    if not scene.snapshot.pasted or scene.instance.orphaned or works:
+        return
+    processes = {p.pid: p for p in scene.snapshot.processes}
+    for other in scene.others:
+        engines = [
+            e for e in other.of("EngineCore") if (s := processes[e.pid].samples) and s[-1].state not in ("", "Z")
+        ]
+        if not (other.orphaned and engines):
+            continue
+        first = engines[0]
+        yield case.finding(
+            "orphan-engine",
+            Subject(role="EngineCore", pid=first.pid, rank=first.ranks, label=first.label),
+            f"{first.label} (pid {first.pid}) of an earlier server has no API server above it, and it lives beside a"
+            " server that does not serve",
+            evidence=[f"left: {m.label} {m.pid} {_state(processes[m.pid])}" for m in other.members][:6],
+            severity="warning",
+            confidence="medium",
+            pid=" ".join(str(e.pid) for e in engines),
+        )
 
 
 def _left(case: Case, members: list[Member]) -> list[str]:

@@ -94,7 +94,7 @@ class Checkpoint(Fact, frozen=True, kw_only=True):
 
 
 class RayStatus(Fact, frozen=True, kw_only=True):
-    """What `ray status` says of a cluster."""
+    """What `ray status` and `ray list actors` say of a cluster."""
 
     nodes: tuple[str, ...] = ()
     """Addresses (or ids, where it tells no addresses) of the nodes that are up."""
@@ -102,3 +102,6 @@ class RayStatus(Fact, frozen=True, kw_only=True):
     gpus_used: float | None = None
     pending: tuple[str, ...] = ()
     """Demands that are not met, as they stand."""
+    workers_alive: int = 0
+    workers_dead: int = 0
+    """Actors that are workers of vLLM. Ray remembers dead ones of earlier runs too."""

@@ -20,7 +20,7 @@ from vllmdiag.model.process import Frame
 from .serve_options import ServeOptions, parse_options
 from .tables import load
 
-__all__ = ["Identity", "Role", "ServeOptions", "from_label", "from_title", "identify", "role_of_main"]
+__all__ = ["Identity", "Role", "ServeOptions", "from_label", "from_title", "identify", "is_ray_worker", "role_of_main"]
 
 Role = Literal[
     "APIServer", "EngineCore", "Worker", "DPCoordinator", "ResourceTracker", "RayWorker", "Launcher", "Child"
@@ -134,6 +134,11 @@ def role_of_main(frames: Sequence[Frame]) -> str:
             if frame.name.rpartition(".")[2] == name and frame.file.endswith(file):
                 return entry.role or ""
     return ""
+
+
+def is_ray_worker(actor: str) -> bool:
+    """Whether an actor of that class is a worker of vLLM (``RayWorkerWrapper``)."""
+    return any(entry.name == actor and entry.role == "RayWorker" for entry in _tables().ray)
 
 
 def from_label(label: str) -> Identity | None:

@@ -331,7 +331,7 @@ def _never(_line: str, _context: Context) -> bool:
 
 
 FORMATS = (
-    block("nvidia-smi", lambda line, _: _TABLE.search(line) is not None or _DEAD.search(line) is not None,
+    block("nvidia-smi", lambda line, _: any(rule.search(line) for rule in (_TABLE, _DEAD, _FIRST)),
           _goes_on_table, _read_table, ("nvidia-smi", "nvidia_smi")),
     block("nvidia-smi -q", r"^=+\s*NVSMI LOG\s*=+", _goes_on_long, _read_long, ("nvidia-smi", "nvidia_smi")),
     block("nvidia-smi failure", _fails, _never, _read_failure),

@@ -1,12 +1,15 @@
-"""Names and addresses: /etc/hosts, ip addr (long and -br), ifconfig; and what `ray status` says of its nodes."""
+"""Names and addresses: /etc/hosts, ip addr (long and -br), ifconfig; and what Ray says of its nodes and actors."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+import msgspec
+
 from vllmdiag.bundle.draft import Draft
 from vllmdiag.model.startup import HostName, Interface, RayStatus
+from vllmdiag.vllm.titles import is_ray_worker
 
 from .format import Context, block
 
@@ -100,13 +103,30 @@ def _read_ray(lines: Sequence[str], _context: Context, draft: Draft) -> None:
             nodes += _NODE_RESOURCE.findall(line)
         elif _RAY_DEMAND.match(line):
             demands.append(line.strip()[:200])
-    draft.single["ray"] = RayStatus(
-        nodes=tuple(dict.fromkeys(nodes)), gpus_used=used, gpus_total=total, pending=tuple(demands)
-    )
+    told = {"nodes": tuple(dict.fromkeys(nodes)), "gpus_used": used, "gpus_total": total, "pending": tuple(demands)}
+    draft.single["ray"] = msgspec.structs.replace(draft.single.get("ray", RayStatus()), **told)
+
+
+_ACTORS = re.compile(r"^\s*(?:\d+\s+)?ACTOR_ID\s+CLASS_NAME\b.*\bSTATE\b")
+_ACTOR = re.compile(r"^\s*(?:\d+\s+)?(?P<id>[0-9a-fA-F]\w*)\s+(?P<name>[A-Z]\w+)\s+(?P<state>[A-Z_]{4,})\b")
+
+
+def _read_actors(lines: Sequence[str], _context: Context, draft: Draft) -> None:
+    rows = [found for line in lines if (found := _ACTOR.match(line))]
+    states = [row["state"] for row in rows if is_ray_worker(row["name"])]
+    told = {"workers_alive": len(states) - states.count("DEAD"), "workers_dead": states.count("DEAD")}
+    draft.single["ray"] = msgspec.structs.replace(draft.single.get("ray", RayStatus()), **told)
 
 
 FORMATS = (
     block("ray status", lambda line, _: _RAY.match(line) is not None, _goes_on_ray, _read_ray, names=("ray",)),
+    block(
+        "ray list actors",
+        lambda line, _: _ACTORS.match(line) is not None,
+        lambda line, _: not line.strip() or _ACTOR.match(line) is not None,
+        _read_actors,
+        names=("ray", "actors"),
+    ),
     block("interfaces", _opens_ip, _goes_on_ip, _read_ip, names=("ip", "ifconfig")),
     block(
         "/etc/hosts",
