@@ -10,7 +10,7 @@ from vllmdiag.vllm.loglines import find
 
 from .case import Case
 from .devices import seems_spinning
-from .motion import gauge, unanswered
+from .motion import counters, deferred, gauge, unanswered
 from .thread_rules import at_rest
 
 AGAIN = "one look only: whether anything moves is not known; look twice, 30 s apart"
@@ -71,6 +71,7 @@ def not_proven_idle(case: Case) -> str:
     answered = any(p.method == "POST" and p.status is not None and p.status < 300 for p in snapshot.http)
     names = ("num_requests_running", "num_requests_waiting")
     counts = [gauge(case.scene, engine, name) for engine in case.scene.engines for name in names]
+    counts += [value for engine in case.scene.engines if (value := deferred(case.scene, engine))]
     if answered or (counts and all(count == 0 for count in counts)):
         return ""
     if any(counts):

@@ -17,6 +17,11 @@ from .scene import Scene
 _COUNTS = ("_total", "_count", "_sum")
 """How the names of counters end; everything else is a gauge, which repeats what was and proves no motion."""
 _BACKLOG_BYTES = 1
+_UNFINISHED = {
+    "num_requests_running": "running",
+    "num_requests_waiting": "waiting",
+    "num_requests_waiting_by_reason:deferred": "deferred",
+}
 
 
 @dataclass(frozen=True)
@@ -134,11 +139,16 @@ def gauge(scene: Scene, engine: Member, name: str) -> float | None:
     return None
 
 
+def deferred(scene: Scene, engine: Member) -> float | None:
+    """Requests that wait for something else than room, such as their KV blocks of another instance."""
+    return gauge(scene, engine, "num_requests_waiting_by_reason:deferred")
+
+
 def _gauges(scene: Scene, engine: Member) -> list[str]:
     found = []
     label = engine_of_metrics(engine)
-    for scrapes in _scrapes(scene).values():
-        for name, words in (("num_requests_running", "running"), ("num_requests_waiting", "waiting")):
+    for scrapes in _scrapes(scene.snapshot).values():
+        for name, words in _UNFINISHED.items():
             values = [_value(s, name, label) for s in scrapes]
             if len(values) >= 2 and all(v is not None and v > 0 for v in values):
                 found.append(f"{values[-1]:g} requests {words} by /metrics in every scrape")

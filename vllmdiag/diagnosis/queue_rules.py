@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllmdiag.model.base import Missing
 from vllmdiag.model.diagnosis import Finding
 from vllmdiag.vllm.instances import Member
 from vllmdiag.vllm.wakeup import recheck_s
@@ -17,7 +16,7 @@ from .glimpse import AGAIN, glimpse
 from .gpu_rules import held_up
 from .process_rules import waiting_evidence
 from .rings import Ring
-from .scheduler_rules import grammar_findings, scheduler_findings
+from .scheduler_rules import grammar_findings, parked_words, scheduler_findings
 from .thread_rules import thread_findings
 from .waits import absent_from, broadcast_ring, laggards, path_to, unread_replies
 
@@ -320,9 +319,8 @@ class _HeldUp:
             yield self._skew(replies)
         elif behind:
             yield self._unread_command(behind[0][0])
-        elif self.case.progress[self.engine.pid].gauges and self._has_connector():
+        elif words := parked_words(self.case, self.engine):
             summary = f"{self.engine.label} (pid {self.engine.pid}) is idle although requests are unfinished"
-            words = self.case.progress[self.engine.pid].gauges
             yield self.say("wait-remote-kv", self.engine, summary, words, confidence="medium")
 
     def _skew(self, replies: list[tuple[Member | None, tuple[int, ...]]]) -> Finding:
@@ -354,13 +352,6 @@ class _HeldUp:
         if inside := self.in_state("collective"):
             return self._collective(inside)
         return self.undecided(3, f"{worker.label} does not read its messages: {self.doing(worker)}")
-
-    def _has_connector(self) -> bool:
-        cmdlines = [p.cmdline for p in self.case.scene.processes.values() if not isinstance(p.cmdline, Missing)]
-        if any("--kv-transfer-config" in word for cmdline in cmdlines for word in cmdline):
-            return True
-        files = {f.file for thread in self.act.threads for f in thread.frames}
-        return any("kv_transfer" in file or "lmcache" in file for file in files)
 
 
 def _numbers(slots: Sequence[int]) -> str:

@@ -11,7 +11,8 @@ from vllmdiag.vllm.signatures import match
 
 from .activity import IDLE, Activity, ThreadView
 from .case import Case
-from .motion import gauge
+from .logs import event_words
+from .motion import deferred, gauge
 
 _FULL = 0.9
 """Share of the KV cache above which a request cannot be placed."""
@@ -27,7 +28,12 @@ def scheduler_findings(case: Case, engine: Member) -> Iterator[Finding]:
     act = case.acts[engine.pid]
     if case.starting or not act.seen:
         return
-    found = _livelock(case, engine, act) or _wave_split(case, engine, act) or _grammar(case, engine, act)
+    found = (
+        _livelock(case, engine, act)
+        or _parked(case, engine, act)
+        or _wave_split(case, engine, act)
+        or _grammar(case, engine, act)
+    )
     if found is not None:
         yield found
 
@@ -65,8 +71,7 @@ def _livelock(case: Case, engine: Member, act: Activity) -> Finding | None:
     running = gauge(scene, engine, "num_requests_running")
     waiting = gauge(scene, engine, "num_requests_waiting")
     usage = gauge(scene, engine, "kv_cache_usage_perc")
-    remote = gauge(scene, engine, "num_requests_waiting_by_reason:deferred")
-    if running != 0 or not waiting or usage is None or usage < _FULL or remote:
+    if running != 0 or not waiting or usage is None or usage < _FULL or deferred(scene, engine):
         return None
     if not progress.counters_known or _tokens_move(case, engine) or not _shows(act.main, "sched.step"):
         return None
@@ -82,12 +87,47 @@ def _livelock(case: Case, engine: Member, act: Activity) -> Finding | None:
             f"main thread {act.doing} in every stack" + (f", {act.cpu:.2f} cores" if act.cpu else ""),
         ],
         chain=case.chain(engine.pid),
-        confidence="high" if capacity or not _has_connector(case) else "medium",
+        confidence="high" if capacity or not _has_connector(case, act) else "medium",
     )
 
 
-def _has_connector(case: Case) -> bool:
-    return any("--kv-transfer-config" in p.title for p in case.scene.processes.values())
+def _has_connector(case: Case, act: Activity) -> bool:
+    if any("--kv-transfer-config" in p.title for p in case.scene.processes.values()):
+        return True
+    files = {f.file for thread in act.threads for f in thread.frames}
+    return any("kv_transfer" in file or "lmcache" in file for file in files)
+
+
+def parked_words(case: Case, engine: Member) -> list[str]:
+    """What shows that unfinished requests of an engine wait for KV blocks of another instance; empty where nothing."""
+    gauges = case.progress[engine.pid].gauges
+    logged = [
+        event_words(event)
+        for digest in case.scene.snapshot.logs
+        for event in (digest.first_error, *digest.other_errors)
+        if event is not None and event.kind == "kv_remote_wait" and event.generation == digest.generations
+    ]
+    if not gauges and gauge(case.scene, engine, "num_requests_waiting") is not None:
+        return []  # what the log tells of is over
+    remote = logged or deferred(case.scene, engine) or _has_connector(case, case.acts[engine.pid])
+    return [*logged[:2], *gauges] if remote else []
+
+
+def _parked(case: Case, engine: Member, act: Activity) -> Finding | None:
+    """It schedules, no token comes, and what it has are requests that wait for their KV blocks."""
+    words = parked_words(case, engine)
+    if not words or case.progress[engine.pid].moved or not _shows(act.main, "sched.step"):
+        return None
+    if gauge(case.scene, engine, "num_requests_running"):
+        return None
+    return case.finding(
+        "wait-remote-kv",
+        engine.pid,
+        f"{engine.label} (pid {engine.pid}) has only requests that wait for KV blocks of another instance",
+        evidence=[*words, f"main thread {act.doing} in every stack"],
+        chain=case.chain(engine.pid),
+        confidence="medium",
+    )
 
 
 def _grammar(case: Case, engine: Member, act: Activity) -> Finding | None:
