@@ -14,7 +14,15 @@ from .motion import counters, deferred, gauge, unanswered
 from .thread_rules import at_rest
 
 AGAIN = "one look only: whether anything moves is not known; look twice, 30 s apart"
-_STANDS = ("long_wait", "rpc_timeout", "waiting_engines", "waiting_engines_0_8", "nccl_watchdog", "cancelled")
+_STANDS = (
+    "long_wait",
+    "rpc_timeout",
+    "waiting_engines",
+    "waiting_engines_0_8",
+    "nccl_watchdog",
+    "cancelled",
+    "ray_channel_timeout",
+)
 """Lines of a log that say that something has not moved for long."""
 
 
@@ -25,7 +33,7 @@ def glimpse(case: Case) -> bool:
         return False
     if any(act.main is not None and act.main.dumps > 1 for act in case.acts.values()):
         return False
-    if any(progress.counters_known for progress in case.progress.values()) or unanswered(case.scene):
+    if counters(snapshot) or unanswered(case.scene):
         return False
     if any(seems_spinning(device) for device in snapshot.accelerators):
         return False

@@ -19,7 +19,7 @@ from .activity import Activity, ThreadView
 from .case import Case
 from .devices import device_of, seems_spinning
 from .glimpse import AGAIN
-from .motion import is_counter
+from .motion import counters_moved
 from .waits import path_to
 
 COLLECTIVE, GPU, IDLE, AWAY, BLIND = "collective", "gpu", "idle", "away", "blind"
@@ -134,7 +134,7 @@ class Group:
         if waiting and all(r.still for r in waiting):
             looks = min(len(r.thread.stacks) for r in waiting if r.thread is not None)
             words.append(f"the same frames in {looks} of {looks} looks")
-        counted = counters_moved(self.case)
+        counted = counters_moved(self.case.scene.snapshot)
         if counted is False:
             words.append("no counter of /metrics moved between two scrapes")
         for line in self.case.scene.snapshot.log_lines:
@@ -252,17 +252,3 @@ def _place(act: Activity, thread: ThreadView | None, found: Sequence[Match], dev
     if spins and ids & _MODEL_RUNS and not own:
         return COLLECTIVE if inside else GPU
     return AWAY
-
-
-def counters_moved(case: Case) -> bool | None:
-    """Any counter of /metrics moved, whatever engine it is of; None where they were not read twice."""
-    moved: bool | None = None
-    first: dict[int, dict[str, dict[str, float]]] = {}
-    for scrape in case.scene.snapshot.metrics:
-        before = first.setdefault(scrape.port, scrape.values)
-        if before is scrape.values:
-            continue
-        for name, by_engine in scrape.values.items():
-            if is_counter(name) and name in before:
-                moved = bool(moved) or any(before[name].get(e) != value for e, value in by_engine.items())
-    return moved

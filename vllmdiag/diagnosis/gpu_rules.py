@@ -16,8 +16,8 @@ from .devices import busy
 from .glimpse import AGAIN, glimpse
 from .gpu_counts import counts_apart, records_apart
 from .gpu_facts import fact_findings, known_hangs, path_trouble
-from .gpu_group import AWAY, BLIND, COLLECTIVE, GPU, IDLE, KV, Group, Rank, counters_moved, group_of
-from .motion import gauge
+from .gpu_group import AWAY, BLIND, COLLECTIVE, GPU, IDLE, KV, Group, Rank, group_of
+from .motion import counters_moved, engine_of_metrics, prompts_only
 from .nccl_rules import init_apart
 from .startup import Standing
 
@@ -31,9 +31,20 @@ def gpu_findings(case: Case) -> Iterator[Finding]:
     if any(case.halted(w.pid) for w in case.scene.workers):
         return  # layer 1 has named the root
     for engine in case.scene.engines:
-        yield from _decode_only(case, engine)
-    if case.scene.workers and not case.scene.engines and not case.starting:
-        yield from _without_engine(case)
+        workers = case.scene.instance.workers_of(engine.pid)
+        yield from _decode_only(group_of(case, workers, engine))
+    if case.scene.workers and not case.starting and not any(case.acts[e.pid].seen for e in case.scene.engines):
+        for group in _groups(case):
+            yield from _decode_only(group) if group.engine is None else ()
+            yield from _without_engine(case, group)
+
+
+def _groups(case: Case) -> Iterator[Group]:
+    """Workers by engine, or together where it is not known whose they are."""
+    owned = [(engine, own) for engine in case.scene.engines if (own := case.scene.instance.workers_of(engine.pid))]
+    yield from (group_of(case, own, engine) for engine, own in owned)
+    if not owned:
+        yield group_of(case, case.scene.workers)
 
 
 def held_up(case: Case, engine: Member) -> Finding | None:
@@ -88,13 +99,12 @@ def _decide(group: Group, rules: Sequence[Callable[[Group], Finding | None]]) ->
     return next((found for rule in rules if (found := rule(group)) is not None), None)
 
 
-def _without_engine(case: Case) -> Iterator[Finding]:
+def _without_engine(case: Case, group: Group) -> Iterator[Finding]:
     """Workers are seen and their engine is not: on a node without it, or in evidence that holds only their stacks."""
-    group = group_of(case, case.scene.workers)
-    if counters_moved(case) or not group.of(COLLECTIVE, GPU, AWAY):
+    if counters_moved(case.scene.snapshot) or not group.of(COLLECTIVE, GPU, AWAY):
         return
     # A server that is looked at live may be between two steps: it takes more than a few equal stacks to call it stuck.
-    shown = case.scene.snapshot.pasted or group.spinning or counters_moved(case) is False
+    shown = case.scene.snapshot.pasted or group.spinning or counters_moved(case.scene.snapshot) is False
     lagging = next((f for rule in (counts_apart, records_apart) if (f := rule(group)) is not None), None)
     if lagging is not None:
         yield lagging
@@ -376,16 +386,13 @@ _ALONE = (
 # -- moves by halves --------------------------------------------------------------------------------------------------
 
 
-def _decode_only(case: Case, engine: Member) -> Iterator[Finding]:
+def _decode_only(group: Group) -> Iterator[Finding]:
     """Prompts are worked off while not a token more is generated, and stages of a pipeline stand in their exchange."""
-    group = group_of(case, case.scene.instance.workers_of(engine.pid), engine)
     inside = group.at("pp.exchange")
     stages = {r.member.ranks["pp"] for r in inside if "pp" in r.member.ranks}
-    moved = " ".join(case.progress[engine.pid].moved)
-    if len(stages) < 2 or not all(r.still for r in inside):
-        return
-    running = gauge(case.scene, engine, "num_requests_running")
-    if "prompt_tokens_total" in moved and "generation_tokens_total" not in moved and running:
+    label = engine_of_metrics(group.engine) if group.engine is not None else None
+    words = prompts_only(group.case.scene.snapshot, label)
+    if len(stages) > 1 and words and not any(r.changes for r in inside):
         names = group.names(inside)
         summary = f"prompts are worked off and nothing is generated: {names} stand in the exchange between stages"
-        yield group.say("pp-p2p-deadlock", inside[0], summary, case.progress[engine.pid].moved, confidence="medium")
+        yield group.say("pp-p2p-deadlock", inside[0], summary, words, confidence="medium")

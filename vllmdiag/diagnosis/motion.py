@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vllmdiag.model.http import MetricsScrape
+from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.vllm.instances import Member
 from vllmdiag.vllm.metrics import METRICS
 
@@ -95,9 +96,9 @@ def engine_of_metrics(engine: Member) -> str:
     return str(engine.ranks.get("dp", 0))
 
 
-def _scrapes(scene: Scene) -> dict[int, list[MetricsScrape]]:
+def _scrapes(snapshot: Snapshot) -> dict[int, list[MetricsScrape]]:
     by_port: dict[int, list[MetricsScrape]] = {}
-    for scrape in scene.snapshot.metrics:
+    for scrape in snapshot.metrics:
         by_port.setdefault(scrape.port, []).append(scrape)
     return by_port
 
@@ -105,7 +106,7 @@ def _scrapes(scene: Scene) -> dict[int, list[MetricsScrape]]:
 def _counters(scene: Scene, engine: Member) -> dict[str, tuple[float, float]]:
     label = engine_of_metrics(engine)
     found: dict[str, tuple[float, float]] = {}
-    for scrapes in _scrapes(scene).values():
+    for scrapes in _scrapes(scene.snapshot).values():
         if len(scrapes) < 2:
             continue
         for name in METRICS.kept:
@@ -132,7 +133,7 @@ def counter(scene: Scene, engine: Member, name: str) -> tuple[float, float] | No
 def gauge(scene: Scene, engine: Member, name: str) -> float | None:
     """The gauge at the end of the window; it repeats what the last finished step said and may be stale."""
     label = engine_of_metrics(engine)
-    for scrapes in _scrapes(scene).values():
+    for scrapes in _scrapes(scene.snapshot).values():
         value = _value(scrapes[-1], name, label)
         if value is not None:
             return value
@@ -173,6 +174,49 @@ def unanswered(scene: Scene) -> list[str]:
         for probe in scene.snapshot.http
         if probe.method == "POST" and probe.status is None and probe.error == "timeout"
     ]
+
+
+def counters(snapshot: Snapshot) -> dict[str, bool]:
+    """Counters of /metrics that were read twice, whatever engine they are of: whether each has moved."""
+    moved: dict[str, bool] = {}
+    for scrapes in _scrapes(snapshot).values():
+        before = scrapes[0].values
+        for scrape in scrapes[1:]:
+            for name, by_engine in scrape.values.items():
+                if is_counter(name) and name in before:
+                    changed = any(before[name].get(engine) != value for engine, value in by_engine.items())
+                    moved[name] = moved.get(name, False) or changed
+    return moved
+
+
+def prompts_only(snapshot: Snapshot, label: str | None = None) -> list[str]:
+    """What shows that prompts are worked off and nothing is generated any more, in words; empty where that is not so.
+
+    An engine that never counted a token is one of a pooling model.
+
+    Args:
+        snapshot: with two scrapes of /metrics or more.
+        label: of the engine in /metrics; all of them together where it is None.
+    """
+    for first, *_, last in (scrapes for scrapes in _scrapes(snapshot).values() if len(scrapes) > 1):
+        total = [
+            sum(value for engine, value in s.values.get(name, {}).items() if label is None or engine in (label, ""))
+            for s in (first, last)
+            for name in ("prompt_tokens_total", "generation_tokens_total", "num_requests_running")
+        ]
+        prompts, tokens, running = zip(total[:3], total[3:], strict=True)
+        if prompts[1] > prompts[0] and tokens[0] == tokens[1] > 0 and running[1] > 0:
+            return [
+                f"prompt_tokens_total {prompts[0]:g} -> {prompts[1]:g}",
+                f"generation_tokens_total stands at {tokens[1]:g}, {running[1]:g} requests running",
+            ]
+    return []
+
+
+def counters_moved(snapshot: Snapshot) -> bool | None:
+    """Any of them has moved; None where they were not read twice."""
+    moved = counters(snapshot)
+    return any(moved.values()) if moved else None
 
 
 def is_counter(name: str) -> bool:

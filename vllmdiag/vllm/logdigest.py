@@ -166,6 +166,8 @@ class LogReader:
             if known is not None:  # "EngineCore hit an exception: Traceback ..."
                 self._known(part, known)
             return
+        if key not in self._traces and (frame := _FRAME.match(part.text)) and frame["name"]:  # its head was cut off
+            self._traces[key] = _Trace(self._event(part, "exception", "fault", part.text), self._headings.get(key))
         if key in self._traces:
             self._within(key, part, known)
             return
@@ -174,7 +176,9 @@ class LogReader:
         elif part.level in _ERROR_LEVELS and part.text.strip() and self._ended_at.get(key, -1.0) != self._at:
             self._headings[key] = self._put(self._event(part, "error", "relay", part.text))
         elif (bare := _EXCEPTION.fullmatch(part.text)) and bare["type"].endswith(("Error", "Exception", "Interrupt")):
-            self._put(self._event(part, "exception", "fault", part.text, exception=bare["type"]))
+            # Without a traceback: a time-out that says nothing more is of somebody who waited.
+            sort = "echo" if bare["type"] == "TimeoutError" and not bare["words"] else "fault"
+            self._put(self._event(part, "exception", sort, part.text, exception=bare["type"]))
 
     def _tick(self, part: Said) -> None:
         if part.at is not None:
@@ -236,11 +240,19 @@ class LogReader:
             self._generations[-1].served = True
         self._generations[-1].fatal |= known.kind.ends
         if sort in ("fault", "relay", "echo"):
+            self._announced(part, event)
             put = self._put(event)
             if sort == "relay" and not known.kind.cause:
                 self._headings[part.node, part.label, part.pid, part.source] = put
         else:
             self._count(self._phases, (event.kind, event.node, event.label, event.pid), event)
+
+    def _announced(self, part: Said, event: LogEvent) -> None:
+        """Evidence that was cut short has no traceback between a headline and what it announces: that says more."""
+        key = (part.node, part.label, part.pid, part.source)
+        headline = self._generations[-1].errors.get(self._headings.get(key, ()))
+        if headline is not None and headline.kind != event.kind and (part.source or headline.at == event.at):
+            del self._generations[-1].errors[self._headings.pop(key)]
 
     def _keep(self, part: Said) -> None:
         """The line as vLLM wrote it, without what others have put before it."""
