@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from vllmdiag.catalogue.entries import catalogue
-from vllmdiag.model.diagnosis import Confidence, Finding, Link, Subject
+from vllmdiag.model.diagnosis import Confidence, Finding, Link, Severity, Subject
 from vllmdiag.model.logs import LogEvent
 from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.vllm.loglines import kind
@@ -18,6 +18,7 @@ from vllmdiag.vllm.titles import from_label
 
 from . import write
 from .case import Case
+from .devices import xids
 from .log_context import context_of, killed_for_memory, shm_cause
 from .logs import digest_of, echo_words, event_words, known_cause, root_event, subject_of, wait_words
 from .scene import Scene
@@ -31,10 +32,28 @@ _WORKER_SILENT = ("rpc_timeout", "cancelled", "long_wait", "stale_reply")
 """Echoes that tell that some worker has not answered."""
 _SAYS_MORE = ("cuda-fork-poisoned", "port-conflict", "shm-unlinked-early")
 """Causes of which the line of the log says more than what was found around it."""
+_DOING = {
+    "ray-placement": "waits for Ray",
+    "handshake-incomplete": "waits for its engines",
+    "startup-phase-stuck": "stands in its start-up",
+}
 _PLACEMENT_S = 30.0
 _SOON_S = 120.0
 """An illegal address that comes later after a wake-up than this has another cause."""
 _ADDRESS = re.compile(r"Xid \([^)]*\): 31\b")
+_SERVER_WAITS = ("waiting_engines", "waiting_engines_0_8")
+_FOLLOWED_BY = {
+    "weights_loaded": "the first run of the model, with its compilation",
+    "compile_begins": "the compilation of the model",
+    "compiled": "the profile of its memory",
+    "kv_sized": "the warm-up and the capture of CUDA graphs",
+    "capture_progress": "the rest of the capture of CUDA graphs",
+    "graphs_captured": "the warm-up",
+}
+"""Steps of a start-up that a log tells of, and what the engine does after them."""
+_LATE = ("kv_sized", "capture_progress", "graphs_captured")
+"""After these no step takes minutes without a word."""
+_STANDS_S = 120
 _WAITS_LONG = 6
 """Rounds of ten seconds in which a server has logged that it waits for its engines."""
 
@@ -47,6 +66,8 @@ def log_findings(case: Case) -> Iterator[Finding]:
         # It answers for itself; only a wake-up is told by the log alone.
         if any(case.progress[e.pid].frozen for e in engines):
             yield from _woken_too_fast(scene.snapshot, scene)
+        if scene.snapshot.pasted and any(case.acts[e.pid].signature == "ray.dag" for e in engines):
+            yield from (f for f in _findings(scene.snapshot, scene, alive=True) if f.cause == "ray-channel-timeout")
         return
     alive = any(case.acts[m.pid].seen and not case.dead(m.pid) for m in (*engines, *scene.workers))
     yield from _findings(scene.snapshot, scene, alive=alive)
@@ -58,7 +79,9 @@ def loose_log_findings(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _findings(snapshot: Snapshot, scene: Scene | None, *, alive: bool) -> Iterator[Finding]:
-    race = list(_woken_too_fast(snapshot, scene)) if not alive else []
+    members = {m.pid for m in scene.instance.members} if scene is not None else set()
+    hit = any(x.pid in members and _ADDRESS.search(x.text) for x in xids(snapshot))
+    race = list(_woken_too_fast(snapshot, scene)) if not alive or hit else []
     if race:
         yield from race
         return
@@ -66,12 +89,16 @@ def _findings(snapshot: Snapshot, scene: Scene | None, *, alive: bool) -> Iterat
     if event is None:
         yield from _placement(snapshot, scene)
         if not alive:
-            yield from _echo_only(snapshot, scene)
+            yield from list(_ends_in_start_up(snapshot, scene)) or [*_echo_only(snapshot, scene)]
             yield from _waits(snapshot, scene)
         return
     digest = digest_of(snapshot, event)
     if alive and event.generation != digest.generations:
         return  # what an earlier start has said of itself
+    if event.kind == "nccl_watchdog":
+        if not alive:
+            yield _collective(snapshot, scene, event)
+        return
     slug = _cause(snapshot, event, failed=digest.failed and not alive)
     if slug in catalogue():
         yield _of_event(snapshot, scene, event, slug)
@@ -157,6 +184,22 @@ def _undecided(snapshot: Snapshot, scene: Scene | None, event: LogEvent) -> Find
     )
 
 
+def _collective(snapshot: Snapshot, scene: Scene | None, event: LogEvent) -> Finding:
+    """NCCL gave up on a collective: whoever says so waited for somebody else, and who that is the log does not tell."""
+    who = subject_of(event, snapshot, scene)
+    return _say(
+        "unknown",
+        snapshot,
+        scene,
+        who,
+        f"a collective ({event.groups['op']} {event.groups['seq']}) has not ended, and {_name(who)} waited in it:"
+        " a rank that does not say so, or its GPU, is the place to look",
+        evidence=[event_words(event), *echo_words(snapshot), *wait_words(snapshot, None)],
+        layer=4,
+        confidence="low",
+    )
+
+
 def _placement(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
     """The engine waits for Ray, and says so again and again."""
     waits = [e for d in snapshot.logs if not d.served for e in d.phases if e.kind == "ray_placement"]
@@ -213,11 +256,7 @@ def _waits(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
     if scene is not None or any(d.echoes or d.first_error for d in snapshot.logs):
         return
     waits = [
-        e
-        for d in snapshot.logs
-        if not d.served
-        for e in d.phases
-        if e.kind in ("waiting_engines", "waiting_engines_0_8") and e.count >= _WAITS_LONG
+        e for d in snapshot.logs if not d.served for e in d.phases if e.kind in _SERVER_WAITS and e.count >= _WAITS_LONG
     ]
     if waits:
         event = waits[-1]
@@ -232,10 +271,42 @@ def _waits(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
         )
 
 
+def _ends_in_start_up(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
+    """A log of a start-up that has no error and comes to no end: the last step that it tells of."""
+    for digest in snapshot.logs:
+        steps = [e for e in digest.phases if e.kind in _FOLLOWED_BY]
+        waits = [e for e in digest.phases if e.kind in _SERVER_WAITS]
+        rings = [e for e in digest.echoes if e.kind == "long_wait"]
+        ready = any(e.kind == "engine_ready" for e in digest.phases)
+        if not steps or ready or digest.served or digest.failed or len(rings) < len(digest.echoes):
+            continue
+        last = steps[-1]
+        stood = max([10 * e.count for e in waits] + [int(e.groups.get("seconds", "60")) * e.count for e in rings] + [0])
+        late = last.kind in _LATE and stood >= _STANDS_S
+        if not late and any(e.count >= _WAITS_LONG for e in waits):
+            continue
+        after = f"after '{_said(last)[:80]}' comes {_FOLLOWED_BY[last.kind]}"
+        yield _say(
+            "startup-phase-stuck" if late else "unknown",
+            snapshot,
+            scene,
+            subject_of(last, snapshot, scene),
+            f"the start-up stands: {after}, and for {stood} s the log tells of waiting alone"
+            if late
+            else f"the log ends within a start-up: {after}; whether it stands is not in it",
+            evidence=[event_words(e) for e in (last, *waits[-1:], *rings[:2])]
+            + ["what would decide it: stacks of the engine and of its workers, twice, and their CPU"],
+            confidence="low",
+            layer=2,
+            severity=None if late else "warning",
+        )
+        return
+
+
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _say(
+def _say(  # noqa: PLR0913  one keyword for each field of a Finding
     slug: str,
     snapshot: Snapshot,
     scene: Scene | None,
@@ -245,6 +316,7 @@ def _say(
     evidence: list[str],
     confidence: Confidence,
     layer: int | None = None,
+    severity: Severity | None = None,
 ) -> Finding:
     target = (
         scene.instance.roots[0] if scene is not None else who.pid or next((p.pid for p in snapshot.processes), None)
@@ -254,8 +326,9 @@ def _say(
         who,
         summary,
         evidence=evidence,
-        chain=(Link(subject=who, doing="has failed" if slug != "ray-placement" else "waits for Ray"),),
+        chain=(Link(subject=who, doing=_DOING.get(slug, "has failed")),),
         confidence=confidence,
+        severity=severity,
         layer=layer,
         words={"target": str(target)} if target is not None else {},
     )
