@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllmdiag.model.gpu import Accelerator, Bridge, Driver, Peer, RdmaPort, Reading, Trouble
+from vllmdiag.model.gpu import Accelerator, Bridge, DeviceProcess, Driver, Peer, RdmaPort, Reading, Trouble
 from vllmdiag.sources.nvml import short_pci
 
 _KNOWN = 1 << 16
@@ -59,11 +59,14 @@ class GpuDraft:
         self.drivers: dict[str, dict[str, Any]] = {}
         """Vendor -> fields of `Driver`."""
         self.rdma: list[RdmaPort] = []
+        self._users: list[tuple[str, int | None, str, DeviceProcess]] = []
+        """(node, index of the device, its address, who uses it), each of the two as far as it was told."""
 
     @property
     def told(self) -> bool:
         """Anything was said."""
-        return bool(self._devices or self._addresses or self._iommu or self.bridges or self.drivers or self.rdma)
+        said = (self._devices, self._addresses, self._iommu, self.bridges, self.drivers, self.rdma, self._users)
+        return any(said)
 
     def device(self, node: str, index: int | None, pci: str = "") -> DeviceDraft:
         """The device with that index on that machine, or at that address."""
@@ -79,6 +82,10 @@ class GpuDraft:
             found.fields["pci"] = address
         return found
 
+    def user(self, node: str, index: int | None, pci: str, process: DeviceProcess) -> None:
+        """A process that uses the device with that index or at that address; neither: of the only one there is."""
+        self._users.append((node, index, short_pci(pci) if pci else "", process))
+
     def iommu(self, node: str, group: str, kind: str) -> None:
         """The type of an IOMMU group."""
         self._iommu.setdefault(node, {})[group] = kind
@@ -93,12 +100,33 @@ class GpuDraft:
 
     def lists(self, apart_s: float) -> dict[str, tuple[Any, ...]]:
         """Fields of the snapshot; those of which nothing was said are left out."""
+        self._join_users()
         found: dict[str, tuple[Any, ...]] = {
             "accelerators": tuple(self._accelerators(apart_s)),
             "drivers": tuple(Driver(vendor=vendor, **fields) for vendor, fields in self.drivers.items()),
             "rdma": tuple(self.rdma),
         }
         return {name: values for name, values in found.items() if values}
+
+    def _join_users(self) -> None:
+        """Give the users to their devices, once. nvidia-smi numbers devices in the order of their addresses."""
+        everyone, self._users = self._users, []
+        for node in dict.fromkeys(node for node, *_ in everyone):
+            users = [(index, pci, process) for where, index, pci, process in everyone if where == node]
+            own = [d for (where, _), d in sorted(self._devices.items()) if where == node]
+            unnamed = [d for d in own if "pci" not in d.fields]
+            addresses = sorted({pci for _, pci, _ in users if pci})
+            if own and len(unnamed) == len(own) == len(addresses):
+                for device, pci in zip(own, addresses, strict=True):
+                    device.fields["pci"] = pci
+            for index, pci, process in users:
+                if index is not None or pci:
+                    device = self.device(node, index, pci)
+                elif len(own) == 1:
+                    device = own[0]
+                else:
+                    continue  # which of them is not told
+                device.fields["processes"] = (*device.fields.get("processes", ()), process)
 
     def _accelerators(self, apart_s: float) -> list[Accelerator]:
         lone = sorted(self._addresses.items(), key=lambda item: item[0])

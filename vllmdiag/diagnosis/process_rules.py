@@ -176,9 +176,7 @@ def _orphans_beside(case: Case) -> Iterator[Finding]:
         return
     processes = {p.pid: p for p in scene.snapshot.processes}
     for other in scene.others:
-        engines = [
-            e for e in other.of("EngineCore") if (s := processes[e.pid].samples) and s[-1].state not in ("", "Z")
-        ]
+        engines = [e for e in other.of("EngineCore") if processes[e.pid].state not in ("", "Z", "X")]
         if not (other.orphaned and engines):
             continue
         first = engines[0]
@@ -187,7 +185,10 @@ def _orphans_beside(case: Case) -> Iterator[Finding]:
             Subject(role="EngineCore", pid=first.pid, rank=first.ranks, label=first.label),
             f"{first.label} (pid {first.pid}) of an earlier server has no API server above it, and it lives beside a"
             " server that does not serve",
-            evidence=[f"left: {m.label} {m.pid} {_state(processes[m.pid])}" for m in other.members][:6],
+            evidence=[
+                *[f"left: {m.label} {m.pid} {_state(processes[m.pid])}" for m in other.members][:6],
+                *_gpu_memory(case, other.pids),
+            ],
             severity="warning",
             confidence="medium",
             pid=" ".join(str(e.pid) for e in engines),
@@ -198,7 +199,12 @@ def _left(case: Case, members: list[Member]) -> list[str]:
     processes = [case.scene.processes[m.pid] for m in members]
     names = ", ".join(f"{m.label} {m.pid} {_state(p)}" for m, p in zip(members, processes, strict=True))
     parents = ", ".join(str(ppid) for ppid in sorted({processes[0].ppid, *(p.ppid for p in processes[1:])})[:3])
-    return [f"left: {names}; parents {parents}", *_no_port(case), *_holdings(case)]
+    return [
+        f"left: {names}; parents {parents}",
+        *_no_port(case),
+        *_holdings(case),
+        *_gpu_memory(case, [m.pid for m in members]),
+    ]
 
 
 def _state(process: Process) -> str:
@@ -223,6 +229,18 @@ def _holdings(case: Case) -> list[str]:
         return []
     resident = sum(s.resident or 0 for s in held)
     return [f"they hold {len(held)} segments of shared memory ({resident / 2**20:.1f} MiB resident)"]
+
+
+def _gpu_memory(case: Case, pids: Sequence[int]) -> list[str]:
+    """What the driver says they hold. Its pids are the host's, so only pasted evidence may be matched by them."""
+    if not case.scene.snapshot.pasted:
+        return []
+    words = []
+    for device in case.scene.snapshot.accelerators:
+        held = [p.memory or 0 for p in device.processes or () if p.pid in pids]
+        if held:
+            words.append(f"{sum(held) / 2**30:.1f} GiB on GPU {device.index}")
+    return [f"they hold {', '.join(words[:8])}"] if words else []
 
 
 def _absent_workers(case: Case) -> Iterator[Finding]:

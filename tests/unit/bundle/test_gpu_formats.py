@@ -79,6 +79,35 @@ def test_answers_to_a_query(tmp_path: Path, text: str) -> None:
     assert {d.readings[0].power_limit_w for d in devices} == {350.0}
 
 
+QUERIED = (
+    "# nvidia-smi --query-gpu=index,utilization.gpu,memory.used --format=csv,noheader\n0, 0 %, 9 MiB\n1, 0 %, 9 MiB\n"
+)
+BY_ADDRESS = """\
+# nvidia-smi --query-compute-apps=pid,gpu_bus_id,used_memory --format=csv,noheader
+22071, 00000000:41:00.0, 13014 MiB
+22072, 00000000:81:00.0, [N/A]
+"""
+LISTED = """\
+|    0   N/A  N/A           22071      C   VLLM::Worker_TP0                      13014MiB |
+|    1   N/A  N/A           22072      C   VLLM::Worker_TP1                           N/A |
+"""
+
+
+@pytest.mark.parametrize("texts", [(QUERIED, BY_ADDRESS), (BY_ADDRESS, QUERIED), (BY_ADDRESS,), (TABLE + LISTED,)])
+def test_who_holds_memory_of_which_device(tmp_path: Path, texts: tuple[str, ...]) -> None:
+    devices = pasted(tmp_path, *texts).accelerators
+    users = [[(p.pid, p.memory) for p in d.processes or ()] for d in devices]
+    assert users == [[(22071, 13014 << 20)], [(22072, None)]]
+
+
+def test_a_user_without_an_address_is_of_the_only_device(tmp_path: Path) -> None:
+    apps = "pid, process_name, used_gpu_memory [MiB]\n30771, VLLM::EngineCore, 104277 MiB\n"
+    one = pasted(tmp_path, QUERIED.replace("1, 9 MiB\n", ""), apps).accelerators
+    assert [[p.pid for p in d.processes or ()] for d in one] == [[30771]]
+    two = pasted(tmp_path, QUERIED, apps).accelerators
+    assert [d.processes for d in two] == [None, None]
+
+
 def test_devices_of_several_hosts_keep_their_host(tmp_path: Path) -> None:
     text = "host, index, utilization.gpu, utilization.memory\na1, 0, 99 %, 0 %\na2, 0, 98 %, 0 %\n"
     assert [(d.node, d.index) for d in pasted(tmp_path, text).accelerators] == [("a1", 0), ("a2", 0)]

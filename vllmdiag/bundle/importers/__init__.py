@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from vllmdiag.bundle.draft import Draft
 
 _MODULES = (
-    "stacks", "ps", "rings", "metrics", "sockets", "shm", "http", "proc", "cgroup", "network", "gpu", "gpu_paths",
-    "nccl",
+    "stacks", "ps", "rings", "metrics", "sockets", "shm", "http", "proc", "cgroup", "network",
+    "gpu_users", "gpu", "gpu_paths", "nccl",
     "kernel", "host", "logs", "documents", "versions",
 )  # fmt: skip
 

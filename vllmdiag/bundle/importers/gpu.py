@@ -11,6 +11,7 @@ from vllmdiag.bundle.gpu_draft import DeviceDraft
 from vllmdiag.vllm.gpu import gpu
 
 from .format import Context, block
+from .gpu_users import take_listed
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "mb": 1 << 20, "gb": 1 << 30}
@@ -115,7 +116,7 @@ _COLUMNS: tuple[tuple[str, Put], ...] = (
     (r"memory\.total", _reads("memory_total", _bytes)),
     (r"clocks(?:\.current)?\.(?:sm|graphics|gr)", _reads("clock_mhz", _whole)),
     (r"clocks\.max\.(?:sm|graphics|gr)", _reads("clock_max_mhz", _whole)),
-    (r"compute_cap", _fact("capability")),
+    (r"compute[_ ]cap(?:ability)?", _fact("capability")),
     (r"mig\.mode\.current", _mig),
     (r"ecc\.errors\.uncorrected\.volatile\.total|ecc_uncorrected(?:_volatile)?", _ecc),
     (r"remapped_rows\.pending", _pending),
@@ -165,7 +166,18 @@ def _opens_csv(line: str, context: Context) -> bool:
 
 
 def _goes_on_csv(line: str, _context: Context) -> bool:
-    return re.match(r"^\s*(?:[\w.-]+\s*,|\d+\s+\S+:)", line) is not None and not line.lstrip().startswith("#")
+    return re.match(
+        r"^\s*(?:(?:NVIDIA [\w. -]+|[\w.-]+)\s*,|\d+\s+(?:\S+:|NVIDIA ))", line
+    ) is not None and not line.lstrip().startswith("#")
+
+
+def _columns(words: list[str], titles: Sequence[str]) -> list[str]:
+    """Cells that only blanks part. The name of a GPU has some of its own: ``0 NVIDIA GB10 12.1``."""
+    extra = len(words) - len(titles)
+    at = next((n for n, title in enumerate(titles) if re.fullmatch(r"(?:gpu_)?name", title)), None)
+    if at is None or extra <= 0:
+        return words
+    return [*words[:at], " ".join(words[at : at + extra + 1]), *words[at + extra + 1 :]]
 
 
 def _read_csv(lines: Sequence[str], context: Context, draft: Draft) -> None:
@@ -174,7 +186,7 @@ def _read_csv(lines: Sequence[str], context: Context, draft: Draft) -> None:
     seen: dict[tuple[str, int], int] = {}
     for position, line in enumerate(rows):
         commas = [cell.strip() for cell in line.split(",")]
-        cells = commas if len(commas) == len(titles) else line.split()
+        cells = commas if len(commas) == len(titles) else _columns(line.split(), titles)
         if len(cells) != len(titles):
             continue
         told = dict(zip(titles, cells, strict=True))
@@ -232,6 +244,8 @@ def _read_table(lines: Sequence[str], context: Context, draft: Draft) -> None:
         elif device is not None and (found := _SECOND.match(line)):
             _second(device, context.look, found)
             device = None
+        else:
+            take_listed(line, context, draft)
 
 
 def _second(device: DeviceDraft, look: int, found: re.Match[str]) -> None:
