@@ -79,9 +79,7 @@ def test_answers_to_a_query(tmp_path: Path, text: str) -> None:
     assert {d.readings[0].power_limit_w for d in devices} == {350.0}
 
 
-QUERIED = (
-    "# nvidia-smi --query-gpu=index,utilization.gpu,memory.used --format=csv,noheader\n0, 0 %, 9 MiB\n1, 0 %, 9 MiB\n"
-)
+QUERIED = "# nvidia-smi --query-gpu=index,memory.used --format=csv,noheader\n0, 9 MiB\n1, 9 MiB\n"
 BY_ADDRESS = """\
 # nvidia-smi --query-compute-apps=pid,gpu_bus_id,used_memory --format=csv,noheader
 22071, 00000000:41:00.0, 13014 MiB
