@@ -8,6 +8,7 @@ from vllmdiag.model.diagnosis import Finding, Link, Subject
 from vllmdiag.model.sockets import Socket
 
 from .case import Case
+from .motion import tokens_for_somebody
 
 _FULL_BYTES = 16 << 10
 """Less than this in a send queue is a packet on its way."""
@@ -18,6 +19,7 @@ def client_findings(case: Case) -> Iterator[Finding]:
     yield from _loop_blocked(case)
     yield from _not_reading(case)
     yield from _left_unnoticed(case)
+    yield from _nobody_waits(case)
 
 
 def _loop_blocked(case: Case) -> Iterator[Finding]:
@@ -107,6 +109,41 @@ def _left_unnoticed(case: Case) -> Iterator[Finding]:
         ],
         chain=[Link(subject=who, doing="has closed its connection"), case.link(owner, "has not noticed")],
         pid=str(owner),
+    )
+
+
+def _nobody_waits(case: Case) -> Iterator[Finding]:
+    """Tokens are made, and the table of sockets shows no client that could take them.
+
+    Said of pasted evidence only: a look at a live server may find a request of the background (POST /v1/responses).
+    """
+    snapshot, servers = case.scene.snapshot, {m.pid for m in case.scene.servers}
+    works = tokens_for_somebody(snapshot)
+    if not snapshot.pasted or not works:
+        return
+    table = [s for s in snapshot.sockets if s.family != "unix"]
+    proxies = {p.pid for p in snapshot.processes if p.comm == "docker-proxy"}
+    held = next((s for s in table if s.state == "CLOSE-WAIT" and proxies & set(s.pids)), None)
+    ports = {s.port for s in table if s.state == "LISTEN" and servers & set(s.pids)}
+    connected = [s for s in table if s.state == "ESTAB" and s.port in ports]
+    if held is not None:
+        who = Subject(role="Client", label=f"client {held.remote}")
+        pid = next(pid for pid in held.pids if pid in proxies)
+        summary = f"{who.label} has closed its connection; docker-proxy (pid {pid}) still holds the one to the server"
+        told = f"{held.local} <- {held.remote}: CLOSE-WAIT, of docker-proxy"
+    elif ports and not connected:
+        who = Subject(role="Client", label="the client")
+        summary = "requests run and no client is connected: that one has gone was not noticed"
+        told = f"no connection to port {', '.join(map(str, sorted(ports)))} in the table of sockets"
+    else:
+        return
+    yield case.finding(
+        "abort-not-seen",
+        who,
+        f"{summary}, and the engine works on",
+        evidence=[told, *works],
+        chain=[Link(subject=who, doing="has gone")],
+        confidence="medium",
     )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from vllmdiag.model.diagnosis import Finding, LayerStatus, Severity, Subject
-from vllmdiag.model.gpu import Accelerator, Trouble
+from vllmdiag.model.gpu import Accelerator, KernelImage, Trouble
 from vllmdiag.model.process import Limits, Process
 from vllmdiag.vllm.gpu import gpu, known_hang, runs_on, version_in_path
 from vllmdiag.vllm.instances import Member
@@ -254,16 +254,10 @@ def _architecture(case: Case) -> Iterator[Finding]:
         device, _ = device_of(case.scene, process)
         capability = device.capability if device is not None else ""
         images = [image for one in _as_told(case, process) for image in one.kernels]
-        found = [(image, runs_on(image.archs, capability)) for image in images]
-        own = "sm_" + capability.replace(".", "")
-        lacking = [
-            i for i, runs in found if runs is False or (runs and not any(a.rstrip("af") == own for a in i.archs))
-        ]
-        if not said and not lacking:
+        words, never = not_built_for(images, capability)
+        if not said and not words:
             continue
-        never = any(runs is False for _, runs in found)
-        words = [f"{i.path} is built for {', '.join(i.archs)}" for i in lacking]
-        what = f"the GPU of {member.label} is {own}" if capability else f"the GPU of {member.label} is of another kind"
+        what = f"the GPU of {member.label} is {architecture(capability) if capability else 'of another kind'}"
         built = f"; {words[0].rsplit('/', 1)[-1]}" if words else ""
         yield case.finding(
             "wrong-arch-build",
@@ -274,6 +268,19 @@ def _architecture(case: Case) -> Iterator[Finding]:
             confidence="high" if never or said else "medium",
         )
         return
+
+
+def architecture(capability: str) -> str:
+    """``12.1`` as compilers say it: ``sm_121``."""
+    return "sm_" + capability.replace(".", "")
+
+
+def not_built_for(images: Sequence[KernelImage], capability: str) -> tuple[list[str], bool]:
+    """Libraries without kernels of a GPU's own, in words; and whether one of them cannot run there at all."""
+    found = [(image, runs_on(image.archs, capability)) for image in images]
+    own = architecture(capability)
+    lacking = [i for i, runs in found if runs is False or (runs and not any(a.rstrip("af") == own for a in i.archs))]
+    return [f"{i.path} is built for {', '.join(i.archs)}" for i in lacking], any(runs is False for _, runs in found)
 
 
 def _as_told(case: Case, process: Process) -> list[Process]:

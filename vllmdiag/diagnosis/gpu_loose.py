@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from vllmdiag.model.diagnosis import Finding, Link, Subject
 from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.vllm.gpu import gpu
-from vllmdiag.vllm.loglines import origin_of
+from vllmdiag.vllm.loglines import find, origin_of
 
 from . import write
 from .collectives import lagging
-from .devices import Xid, is_at, troubles, xids
+from .devices import Xid, is_at, seems_spinning, troubles, xids
+from .gpu_facts import architecture, not_built_for
 from .gpu_view import lag_in_words
+from .motion import prompts_only
 
 _HELD = 1 << 30
 """Less than that is what a driver and a desktop take."""
@@ -26,6 +28,8 @@ def loose_gpu_findings(snapshot: Snapshot) -> Iterator[Finding]:
     yield from _drivers(snapshot)
     yield from _counts(snapshot)
     yield from _held_by_nobody(snapshot)
+    yield from _built_for_others(snapshot)
+    yield from _at_work_for_nothing(snapshot)
 
 
 def _devices(snapshot: Snapshot) -> Iterator[Finding]:
@@ -109,12 +113,50 @@ def _held_by_nobody(snapshot: Snapshot) -> Iterator[Finding]:
     )
 
 
-def _say(slug: str, who: Subject, summary: str, evidence: list[str], *, high: bool = False) -> Finding:
+def _built_for_others(snapshot: Snapshot) -> Iterator[Finding]:
+    """The libraries of vLLM that somebody has looked into hold no kernels for the GPU that is shown beside them."""
+    images = [image for process in snapshot.processes for image in process.kernels]
+    for capability in sorted({d.capability for d in snapshot.accelerators if d.capability}):
+        words, never = not_built_for(images, capability)
+        if words:
+            summary = f"the GPU is {architecture(capability)}; {words[0].rsplit('/', 1)[-1]}"
+            summary += "" if never else ": not for this one, so older or generic kernels run"
+            yield _say("wrong-arch-build", Subject(role="Host", label="the build of vLLM"), summary, words, high=never)
+            return
+
+
+def _at_work_for_nothing(snapshot: Snapshot) -> Iterator[Finding]:
+    """Devices or counters show that the GPU layer stands; nothing shows what the ranks do there."""
+    spins = [d for d in snapshot.accelerators if seems_spinning(d)]
+    halves = prompts_only(snapshot)
+    lazy = [line.text for line in snapshot.log_lines if (one := find(line.text)) and one.kind.id == "p2p_unbatched"]
+    words = [f"GPU {d.index}: busy, and no memory traffic" for d in spins]
+    if halves and lazy:
+        who = Subject(role="Worker", label="the stages of the pipeline")
+        summary = "prompts are worked off and nothing is generated, and stages exchange over communicators of two"
+        yield _say("pp-p2p-deadlock", who, summary, [*halves, f"log: {lazy[-1]}", *words])
+    elif halves or (len(spins) > 1 and len(spins) == len(snapshot.accelerators)):
+        summary = (
+            "prompts are worked off, nothing is generated" if halves else "every GPU runs a kernel that only waits"
+        )
+        hint = "what would decide it: the stacks of all ranks (py-spy dump), twice, 30 s apart"
+        yield _say("unknown", Subject(role="Worker", label="the ranks"), summary, [*halves, *words, hint], layer=4)
+
+
+def _say(
+    slug: str, who: Subject, summary: str, evidence: list[str], *, high: bool = False, layer: int | None = None
+) -> Finding:
+    doing = {
+        "gpu-xid": "is at fault",
+        "wrong-arch-build": "has no kernels for the GPU",
+        "collective-divergence": "is not at the others' collective",
+    }
     return write.finding(
         slug,
         who,
         summary,
         evidence=evidence,
-        chain=(Link(subject=who, doing="is at fault" if slug == "gpu-xid" else "is not at the others' collective"),),
-        confidence="high" if high else "medium",
+        chain=(Link(subject=who, doing=doing.get(slug, "wait at the GPU")),),
+        confidence="high" if high else "low" if slug == "unknown" else "medium",
+        layer=layer,
     )

@@ -213,6 +213,16 @@ def prompts_only(snapshot: Snapshot, label: str | None = None) -> list[str]:
     return []
 
 
+def tokens_for_somebody(snapshot: Snapshot) -> list[str]:
+    """What shows that tokens are made for requests that run all the while, in words; empty where nothing does."""
+    for scrapes in _scrapes(snapshot).values():
+        running = [sum(s.values.get("num_requests_running", {}).values()) for s in scrapes]
+        made = [sum(s.values.get("generation_tokens_total", {}).values()) for s in scrapes]
+        if len(scrapes) > 1 and min(running) > 0 and made[-1] > made[0]:
+            return [f"{running[-1]:g} requests running", f"generation_tokens_total {made[0]:g} -> {made[-1]:g}"]
+    return []
+
+
 def counters_moved(snapshot: Snapshot) -> bool | None:
     """Any of them has moved; None where they were not read twice."""
     moved = counters(snapshot)

@@ -295,7 +295,10 @@ def _expected_workers(case: Case, engine: Member) -> int:
     options = case.scene.options
     if options is None or options.nnodes > 1 or options.executor_backend in ("ray", "external_launcher"):
         return 0
-    return options.world_size
+    # Before V1 the engine is rank 0 itself.
+    workers = [case.acts[w.pid] for w in case.scene.instance.workers_of(engine.pid)]
+    frames = [frame.file for act in workers if act.main is not None for frame in act.main.frames]
+    return options.world_size - any(file.endswith("vllm/executor/multiproc_worker_utils.py") for file in frames)
 
 
 def _stopped(case: Case) -> Iterator[Finding]:

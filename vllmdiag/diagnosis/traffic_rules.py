@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from statistics import median
 
@@ -11,6 +12,7 @@ from vllmdiag.model.logs import LogAbort
 from vllmdiag.model.snapshot import Snapshot
 
 from . import write
+from .logs import pid_words
 
 _LATE_S = 5.0
 """A first byte that comes later than this, while tokens are made all the time, was held back."""
@@ -23,6 +25,11 @@ _SPREAD = 0.03
 _SPREAD_S = 2.0
 _MOST = 0.6
 _TOKENS = "generation_tokens_total"
+_PROXIES = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+_REFUSED = re.compile(r"\b50[234]\b.*(?://|\bhost=')(?:127\.|localhost|\[::1\])")
+_DIRECT = re.compile(r"\bdirect|\bstraight|\bto the pod\b", re.IGNORECASE)
+_SLOWER, _SLOWER_S = 5.0, 0.1
+"""The first token comes this many times, and this many seconds, later than it does without the proxy."""
 
 
 def traffic_findings(snapshot: Snapshot, *, well: bool, target: int | None) -> Iterator[Finding]:
@@ -36,6 +43,7 @@ def traffic_findings(snapshot: Snapshot, *, well: bool, target: int | None) -> I
     words = {"target": str(target)} if target is not None else {}
     yield from _buffered(snapshot, words)
     yield from _intercepted(snapshot, words)
+    yield from _caught(snapshot, words)
     yield from _timed_out(snapshot, words, "info" if well else None)
 
 
@@ -50,14 +58,18 @@ def _tokens_moved(snapshot: Snapshot) -> str:
     return ""
 
 
-def _late(view: ClientView) -> bool:
+def _late(view: ClientView, usual: float | None) -> bool:
+    if usual is not None and (view.first_byte_s or 0.0) >= max(usual * _SLOWER, usual + _SLOWER_S):
+        return True
     bursts = (view.burst_gap_s or 0.0) >= _BURST_GAP_S and (view.burst_chunks or 0.0) >= _BURST_CHUNKS
     return bursts or (view.first_byte_s or 0.0) >= _LATE_S
 
 
 def _buffered(snapshot: Snapshot, words: dict[str, str]) -> Iterator[Finding]:
     """The server makes tokens and its peer takes them, and the client gets them late and in lumps."""
-    late = [view for view in snapshot.client_views if _late(view)]
+    straight = [v.first_byte_s for v in snapshot.client_views if v.first_byte_s and _DIRECT.search(v.text)]
+    usual = min(straight, default=None)
+    late = [view for view in snapshot.client_views if _late(view, usual) and not _DIRECT.match(view.text)]
     moved = _tokens_moved(snapshot)
     peers = [s for s in snapshot.sockets if s.family != "unix" and s.state == "ESTAB" and s.remote and s.pids]
     held = [s for s in peers if (s.send_q or 0) > 0]
@@ -105,6 +117,38 @@ def _intercepted(snapshot: Snapshot, words: dict[str, str]) -> Iterator[Finding]
         chain=(Link(subject=who, doing="asks the proxy"),),
         confidence="high" if direct else "medium",
         words={**words, "port": str(next((p.port for p in (*direct, probe) if p.port), 8000))},
+    )
+
+
+def _caught(snapshot: Snapshot, words: dict[str, str]) -> Iterator[Finding]:
+    """Whoever probes has a proxy in its environment, fails, and the same path answers when it is asked straight."""
+    direct = [p for p in snapshot.http if not p.proxy and _fine(p)]
+    paths = {(p.t, p.path) for p in direct}
+    failed = [p for p in snapshot.http if not p.proxy and not _fine(p) and (p.t, p.path) in paths]
+    said = [e.text for d in snapshot.logs for e in (d.first_error, *d.other_errors) if e and _REFUSED.search(e.text)]
+    prober = next((p for p in snapshot.processes if any(map(p.environ.get, _PROXIES))), None)
+    if prober is None or not direct or not (failed or said):
+        return
+    past = prober.environ.get("NO_PROXY") or prober.environ.get("no_proxy") or ""
+    if any(name in past for name in ("localhost", "127.", "*")):
+        return
+    variable = next(name for name in _PROXIES if prober.environ.get(name))
+    who = Subject(role="Client", label="the prober")
+    answer = f"is answered {failed[0].status}" if failed and failed[0].status else "fails"
+    yield write.finding(
+        "proxy-env",
+        who,
+        f"the probe of {direct[0].path} {answer}, and asked straight the server answers {direct[0].status}:"
+        f" {variable} is set for whoever probes, and nothing exempts the loopback address",
+        evidence=[
+            f"{variable} is set for {pid_words(prober.pid)}, NO_PROXY is {past or 'not set'}",
+            *(f"GET {p.path}: {p.status or p.error}" for p in failed[:2]),
+            *(f"log: {text}" for text in said[:2]),
+            f"GET {direct[0].path} straight: {direct[0].status}",
+        ],
+        chain=(Link(subject=who, doing="asks the proxy"),),
+        confidence="medium",
+        words={**words, "port": str(direct[0].port or 8000)},
     )
 
 

@@ -39,7 +39,7 @@ _CONNECTED = re.compile(r"\*\s+(?:Connected to \S+ \(\S+\) port|Trying \S+:)\s*(
 _VERSION = re.compile(r'"version"\s*:\s*"([\w.+-]+)"')
 _CURL_ERRORS = {"7": "refused", "28": "timeout", "52": "reset", "56": "reset", "35": "tls", "60": "tls"}
 _DELAY = re.compile(
-    r"first (?:byte|token|chunk)\s*(?:at|after|t=|:|=|came after)?\s*(?:t=)?\s*"
+    r"(?:first (?:byte|token|chunk)|\bTTFT|time to first token)\s*(?:at|after|t=|:|=|came after)?\s*(?:t=)?\s*"
     r"(?P<first>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)\b",
     re.IGNORECASE,
 )
@@ -156,7 +156,7 @@ def _exchanges(lines: Sequence[str], context: Context) -> Iterator[_Exchange]:
 
 def _read_client(lines: Sequence[str], _context: Context, draft: Draft) -> None:
     """What a client says of the time to its first byte, and of the bursts in which the rest came."""
-    for line in lines:
+    for line in _by_way(lines):
         first, burst = _DELAY.search(line), _BURST.search(line)
         if first is None and burst is None:
             continue
@@ -172,14 +172,27 @@ def _read_client(lines: Sequence[str], _context: Context, draft: Draft) -> None:
         )
 
 
+_CHANGE = re.compile(r"(?P<least>\d+(?:\.\d+)?)\s*(?:ms|s)?\s*(?:->|→)\s*(?P<most>\d+(?:\.\d+)?\s*(?:ms|s)\b)")
+
+
+def _by_way(lines: Sequence[str]) -> Iterator[str]:
+    """``TTFT 22 -> 287 ms`` tells of two ways: straight, and through what was put between."""
+    for line in lines:
+        if _DELAY.search(line) is None and _CHANGE.search(line) and "TTFT" in line:
+            yield "direct: " + _CHANGE.sub(lambda m: m["least"] + (" ms" if m["most"].endswith("ms") else " s"), line)
+            yield _CHANGE.sub(lambda m: m["most"], line)
+        else:
+            yield line
+
+
 def _delay(number: str, unit: str) -> float:
     return float(number) * (0.001 if unit == "ms" else 1.0)
 
 
 def _opens_client(line: str, context: Context) -> bool:
-    if "first" not in line and "urst" not in line and "very" not in line and "each" not in line:
+    if not any(word in line for word in ("first", "urst", "very", "each", "TTFT")):
         return False
-    told = (_DELAY.search(line) or _BURST.search(line)) is not None
+    told = any(_DELAY.search(each) or _BURST.search(each) for each in _by_way([line]))
     return told and ("client" in line.lower() or context.name.startswith("client"))
 
 
