@@ -221,10 +221,11 @@ def _placement(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
 def _echo_only(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
     """Only echoes: where to look for the root."""
     echoes = [e for d in snapshot.logs for e in d.echoes]
-    telling = [e for e in echoes if e.kind in _WORKER_SILENT or (e.kind != "exception" and kind(e.kind).ends)]
+    telling = [e for e in echoes if _of_a_silent_worker(e) or (e.kind != "exception" and kind(e.kind).ends)]
     if not telling:
+        yield from _noise(snapshot, scene, echoes)
         return
-    first = next((e for e in telling if e.kind != "long_wait"), telling[0])
+    first = next((e for e in telling if e.kind not in ("long_wait", "exception")), telling[0])
     who = subject_of(first, snapshot, scene)
     yield _say(
         "echo-only",
@@ -237,10 +238,30 @@ def _echo_only(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
     )
 
 
+def _of_a_silent_worker(event: LogEvent) -> bool:
+    """Somebody gave up waiting, or says that it waits; an exception is an echo where it was raised in such a wait."""
+    return event.kind in _WORKER_SILENT or (event.kind == "exception" and event.exception == "TimeoutError")
+
+
+def _noise(snapshot: Snapshot, scene: Scene | None, echoes: list[LogEvent]) -> Iterator[Finding]:
+    """What Python says of leftovers at the end of a process, and no error: it tells when that ended, and not why."""
+    left = [e for e in echoes if e.kind == "leaked_shm"]
+    if left:
+        yield _say(
+            "echo-only",
+            snapshot,
+            scene,
+            subject_of(left[0], snapshot, scene),
+            "the log holds no error: that objects are left over is the noise of a shutdown; look above it for why",
+            evidence=[*(event_words(e) for e in left[:2]), *_last_words(snapshot)],
+            confidence="low",
+        )
+
+
 def _where_to_look(event: LogEvent) -> str:
     if event.kind == "engine_init_failed":
         return "look for the first error of an EngineCore or a Worker above it, and for a death by signal (dmesg)"
-    if event.kind in _WORKER_SILENT:
+    if _of_a_silent_worker(event):
         return "a worker has not answered: look for the last words of each worker, and take its stacks"
     return "EngineCore has ended: look for its own first error above it, and for a death by signal (dmesg)"
 

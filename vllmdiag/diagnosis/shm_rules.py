@@ -20,10 +20,12 @@ _LEAK_SHARE = 0.5
 
 def shm_findings(case: Case) -> Iterator[Finding]:
     """Findings about the mounts that members see."""
-    members = set(case.scene.processes)
-    for mount in case.scene.snapshot.shm_mounts:
-        if members & set(mount.pids):
-            yield from _room(case, mount)
+    snapshot, members = case.scene.snapshot, set(case.scene.processes)
+    mounts = [m for m in snapshot.shm_mounts if members & set(m.pids)]
+    if snapshot.pasted and len(snapshot.shm_mounts) == 1:
+        mounts = list(snapshot.shm_mounts)  # of a process of which nothing else was given
+    for mount in mounts:
+        yield from _room(case, mount)
     yield from _unlinked(case)
     yield from _leaks(case)
 
@@ -31,6 +33,9 @@ def shm_findings(case: Case) -> Iterator[Finding]:
 def _room(case: Case, mount: ShmMount) -> Iterator[Finding]:
     engines = [e for e in case.scene.engines if e.pid in mount.pids] or list(case.scene.instance.members[:1])
     who = engines[0]
+    # A command line that was pasted without a pid is of a process that another piece names by its own.
+    pid = who.pid if who.pid > 0 or not mount.pids else mount.pids[0]
+    whose = f"{who.label} ({pid_words(pid)})"
     held = case.scene.segments
     n_readers = max(1, len(case.scene.workers))
     needs = broadcast_ring_bytes(n_readers, case.scene.version, _chunk_mib(case))
@@ -40,16 +45,15 @@ def _room(case: Case, mount: ShmMount) -> Iterator[Finding]:
         yield case.finding(
             "shm-too-small",
             who.pid,
-            f"/dev/shm of {who.label} (pid {who.pid}) has {_mib(mount.size)};"
-            f" its broadcast ring alone needs {_mib(needs)}",
-            evidence=[f"statvfs in the mount namespace of {who.pid}: {_mib(mount.size)}, {_mib(mount.free)} free"],
+            f"/dev/shm of {whose} has {_mib(mount.size)}; its broadcast ring alone needs {_mib(needs)}",
+            evidence=[f"statvfs in the mount namespace of {whose}: {_mib(mount.size)}, {_mib(mount.free)} free"],
             chain=case.chain(who.pid),
         )
     elif mount.free < _ALMOST_NOTHING and sparse > mount.free:
         yield case.finding(
             "shm-exhausted",
             who.pid,
-            f"/dev/shm of {who.label} (pid {who.pid}) is full: {_mib(mount.free)} free of {_mib(mount.size)}",
+            f"/dev/shm of {whose} is full: {_mib(mount.free)} free of {_mib(mount.size)}",
             evidence=[f"{_mib(sparse)} of its {len(held)} segments are not backed: the next page touched is a SIGBUS"],
             chain=case.chain(who.pid),
         )

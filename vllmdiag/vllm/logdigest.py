@@ -24,6 +24,8 @@ from .titles import from_label
 TRACEBACK = "Traceback (most recent call last)"
 _FRAME = re.compile(r"\s*File \"(?P<file>[^\"]+)\", line (?P<line>\d+)(?:, in (?P<name>\S+))?")
 _EXCEPTION = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<words>.*)|:?$)")
+_MAINS = {"worker_busy_loop": "Worker", "worker_main": "Worker", "run_busy_loop": "EngineCore"}
+"""Functions that only one kind of process runs."""
 _ERROR_LEVELS = ("ERROR", "CRITICAL", "FATAL")
 _MAX_CHARS = 500
 _MAX_EVENTS = 400
@@ -43,6 +45,8 @@ class _Trace:
     heading: tuple[object, ...] | None = None
     """Key of the line that announced it: the exception says more, and takes its place."""
     frame: str = ""
+    label: str = ""
+    """Whose main function one of its frames is: a traceback without a prefix tells by that who raised it."""
     lines_left: int = 400
 
 
@@ -194,6 +198,7 @@ class LogReader:
         if frame := _FRAME.match(part.text):
             name = f" in {frame['name']}" if frame["name"] else ""
             trace.frame = f"{frame['file'].rpartition('/')[2]}:{frame['line']}{name}"
+            trace.label = trace.label or _MAINS.get(frame["name"] or "", "")
             return
         words = _EXCEPTION.fullmatch(part.text.rstrip())
         trace.lines_left -= 1
@@ -209,6 +214,7 @@ class LogReader:
     def _ended(self, trace: _Trace, part: Said, kind: str, known: LogMatch | None) -> None:
         exception = kind.rpartition(".")[2]
         event = self._event(part, "exception", "fault", part.text, exception=exception, frame=trace.frame)
+        event = msgspec.structs.replace(event, label=event.label or trace.label)
         if known is not None:
             event = msgspec.structs.replace(
                 event, kind=known.kind.id, part=known.kind.part, groups=known.groups, text=part.text[:_MAX_CHARS]

@@ -23,6 +23,8 @@ _TELLING = ("fault", "relay", "echo", "phase")
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b")
 _RANK = re.compile(r"\[rank\d+\]:?\s")
 """How torch begins what a rank says."""
+_WARNED = re.compile(r"^\s*\S+\.py:\d+: \w*Warning: ")
+"""How Python begins a warning."""
 _HEADER = re.compile(r"^(?:#|\$ |={3,}|-{3,}$)")
 
 
@@ -81,7 +83,8 @@ def _said_bare(line: str) -> bool:
     if known is None or known.kind.part not in _TELLING:
         return False
     at = re.search(known.kind.regex, line)
-    return at is not None and at.start() < _NEAR
+    warned = _WARNED.match(line)
+    return at is not None and at.start() < _NEAR + (warned.end() if warned is not None else 0)
 
 
 FORMATS = (
