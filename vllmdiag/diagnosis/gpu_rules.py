@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from vllmdiag.model.diagnosis import Confidence, Finding
 from vllmdiag.vllm.instances import Member
 
+from .capture_rules import capture_words
 from .case import Case
 from .devices import busy
 from .glimpse import AGAIN, glimpse
@@ -257,7 +258,7 @@ def _graphs(group: Group) -> Finding | None:
     capture = group.at("cuda.graph_capture")
     what = "the capture of a CUDA graph" if capture else "the replay of a CUDA graph"
     summary = f"{group.names(inside)} stand in {what}: {inside[0].act.doing}, at {inside[0].at}"
-    words = path_trouble(group)[0] if _never_served(group) else []
+    words = capture_words(group.case.scene.snapshot) + (path_trouble(group)[0] if _never_served(group) else [])
     return group.say("cudagraph-capture-stuck", inside[0], summary, words, confidence=group.sure())
 
 

@@ -41,6 +41,7 @@ from .startup import line_of, phase_of, standings, start_method_words
 from .startup_rules import startup_findings
 from .thread_rules import ring_findings
 from .traffic_rules import traffic_findings
+from .wrong_way import wrong_way_of
 
 _SEVERITY = {"critical": 0, "warning": 1, "info": 2}
 _CONFIDENCE = {"high": 0, "medium": 1, "low": 2}
@@ -89,6 +90,7 @@ def diagnose(snapshot: Snapshot) -> Diagnosis:
         *ray_findings(snapshot, scene),
         *reach_findings(case),
         *startup_findings(case),
+        *wrong_way_of(case),
         *queue_findings(case),
         *ring_findings(case),
         *gpu_findings(case),
@@ -350,14 +352,15 @@ def _target(scene: Scene) -> Target:
 def _nobody(snapshot: Snapshot) -> Diagnosis:
     """No process of vLLM: only logs, limits and what dead servers left can be spoken of."""
     findings = _fold(list(loose_findings(snapshot)))
+    left = "; what is left in /dev/shm cannot be attributed" if snapshot.segments else ", and no fault in the rest"
     verdict = _of_root(snapshot, findings) or Verdict(
         status="unknown",
         cause="unknown",
         layer=0,
-        subject=Subject(role="Host", label="/dev/shm"),
+        subject=Subject(role="Host", label="/dev/shm" if snapshot.segments else "vLLM"),
         since_s=None,
         confidence="low",
-        summary="no vLLM process in this snapshot; what is left in /dev/shm cannot be attributed",
+        summary=f"no vLLM process in this snapshot{left}",
     )
     layers = []
     for layer in range(1, 6):

@@ -11,6 +11,7 @@ from vllmdiag.vllm.stages import socket_path_bytes, unix_path_limit
 
 from .logs import pid_words
 from .shm_rules import leaked
+from .wrong_way import astray, proxied
 
 _SMALL = 1 << 30
 """A mount below this has not been sized for vLLM: 64 MiB is what containers get by default."""
@@ -18,6 +19,7 @@ _SPEC_NODE = re.compile(r"node:(?P<node>[0-9a-fA-F][\w.:]*[\w])")
 _SPEC_GPUS = re.compile(r"'GPU': (?P<n>[\d.]+)")
 _PORT = re.compile(r"(?:port:? |:)(?P<port>\d{2,5})\b")
 """The port in the words of torch (``port: 43911``) and of ZMQ (``addr='tcp://192.0.2.10:14579'``)."""
+_CRASH = re.compile(r"\b(?:VLLM::\S*|python\S*|pt_main_thread)\[\d+\]:? (?:segfault|trap|general protection)")
 _LOOPBACK = re.compile(r"\[?(?:127\.|::1|::ffff:127\.)")
 
 
@@ -41,6 +43,8 @@ def context_of(slug: str, snapshot: Snapshot, event: LogEvent) -> list[str]:
         return _owners(snapshot, event)
     if slug == "oom-killed":
         return killed_for_memory(snapshot)
+    if slug == "worker-dead":
+        return _crashes(snapshot)
     if slug.startswith("shm-"):
         return _mounts(snapshot)
     return []
@@ -99,6 +103,7 @@ def _interfaces(snapshot: Snapshot) -> list[str]:
         others = next((p.pid for p in told if p.pid not in without), None)
         but = f", though it is for {pid_words(others)}" if others is not None else ""
         words.append(f"GLOO_SOCKET_IFNAME is not set for {pid_words(without[0])}{but}")
+    words += [*astray(snapshot), *proxied(snapshot)]
     return [*words, *_environ(snapshot, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP")]
 
 
@@ -112,6 +117,11 @@ def _owners(snapshot: Snapshot, event: LogEvent) -> list[str]:
     names = {p.pid: p.comm for p in snapshot.processes if p.comm}
     owners = dict.fromkeys(pid for s in holding for pid in s.pids)
     return [f"port {port} is held by {' '.join((names.get(pid, ''), pid_words(pid))).strip()}" for pid in owners][:2]
+
+
+def _crashes(snapshot: Snapshot) -> list[str]:
+    """What the kernel says of a process of vLLM or Python that ended in native code."""
+    return [f"kernel: {k.text}" for k in snapshot.kernel_lines if _CRASH.search(k.text)][:2]
 
 
 def _ray(snapshot: Snapshot, event: LogEvent) -> list[str]:

@@ -30,7 +30,7 @@ _OF_A_PEER = {"gloo_closed": "has gone", "store_timeout": "has not come"}
 """Errors that a process logs because another one failed before it, and what they tell of that one."""
 _WORKER_SILENT = ("rpc_timeout", "cancelled", "long_wait", "stale_reply")
 """Echoes that tell that some worker has not answered."""
-_SAYS_MORE = ("cuda-fork-poisoned", "port-conflict", "shm-unlinked-early")
+_SAYS_MORE = ("cuda-fork-poisoned", "worker-dead", "port-conflict", "shm-unlinked-early")
 """Causes of which the line of the log says more than what was found around it."""
 _DOING = {
     "ray-placement": "waits for Ray",
@@ -38,6 +38,8 @@ _DOING = {
     "startup-phase-stuck": "stands in its start-up",
 }
 _PLACEMENT_S = 30.0
+_OF_THE_DRIVER = ("driver_mismatch", "forward_compat")
+"""Errors of CUDA that no other evidence need decide: what is wrong is said in them."""
 _SOON_S = 120.0
 """An illegal address that comes later after a wake-up than this has another cause."""
 _ADDRESS = re.compile(r"Xid \([^)]*\): 31\b")
@@ -102,7 +104,7 @@ def _findings(snapshot: Snapshot, scene: Scene | None, *, alive: bool) -> Iterat
     slug = _cause(snapshot, event, failed=digest.failed and not alive)
     if slug in catalogue():
         yield _of_event(snapshot, scene, event, slug)
-    elif not alive and digest.failed:
+    elif not alive and (digest.failed or event.kind in _OF_THE_DRIVER):
         yield _undecided(snapshot, scene, event)
 
 
@@ -165,7 +167,10 @@ def _of_event(snapshot: Snapshot, scene: Scene | None, event: LogEvent, slug: st
 def _undecided(snapshot: Snapshot, scene: Scene | None, event: LogEvent) -> Finding:
     who = subject_of(event, snapshot, scene)
     told = _OF_A_PEER.get(event.kind)
-    if told is None:
+    layer = 1 if told is None else 4 if digest_of(snapshot, event).served else 2
+    if event.kind in _OF_THE_DRIVER:
+        words, layer = f"{kind(event.kind).meaning}: {_said(event)}", 4
+    elif told is None:
         words = f"the first error of the log is of no known cause: {_said(event)}"
     else:
         peer = f"its peer {event.groups['peer']}" if "peer" in event.groups else "another rank"
@@ -179,7 +184,7 @@ def _undecided(snapshot: Snapshot, scene: Scene | None, event: LogEvent) -> Find
         who,
         words,
         evidence=[event_words(event), *echo_words(snapshot)],
-        layer=1 if told is None else 4 if digest_of(snapshot, event).served else 2,
+        layer=layer,
         confidence="low",
     )
 

@@ -11,6 +11,7 @@ from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.vllm.stages import socket_path_bytes, unix_path_limit
 
 from . import write
+from .capture_rules import capture_findings
 from .gpu_loose import loose_gpu_findings
 from .host_rules import loose_memory_findings, overloaded
 from .log_rules import loose_log_findings
@@ -18,6 +19,7 @@ from .logs import pid_words
 from .ray_rules import ray_findings
 from .shm_rules import leak_line, leak_words, leaked, outgrown, outgrown_words, removed_findings
 from .traffic_rules import traffic_findings
+from .wrong_way import wrong_way_findings
 
 
 def loose_findings(snapshot: Snapshot) -> Iterator[Finding]:
@@ -27,8 +29,10 @@ def loose_findings(snapshot: Snapshot) -> Iterator[Finding]:
     for finding in (
         *loose_memory_findings(snapshot),
         *ray_findings(snapshot, None),
+        *capture_findings(snapshot),
         *loose_gpu_findings(snapshot),
         *loose_log_findings(snapshot),
+        *wrong_way_findings(snapshot),
         *_limits(snapshot),
         *_host(snapshot),
         *_room(snapshot),

@@ -21,6 +21,7 @@ _STAMP = re.compile(rf"\[?{_RFC3339.format('time')}\]? +(?:std(?:out|err) [FP] )
 _BRACKETS = (
     re.compile(r"\[pod/(?P<node>[^/\]]+)(?:/[^\]]*)?\] "),  # kubectl logs --prefix
     re.compile(r"\[\d+,(?P<rank>\d+)\]<\w+>: ?"),  # mpirun --tag-output
+    re.compile(r"\[(?P<node>[A-Za-z][\w.-]*)\] (?=\([A-Za-z][\w.: =-]* pid=\d)"),  # the machine, by hand or by pssh
     re.compile(r"\[(?:default|rank)_?(?P<rank>\d+)\]:? ?"),  # torch, torchrun
     _STAMP,
 )
