@@ -11,12 +11,11 @@ from vllmdiag.model.snapshot import Snapshot
 from vllmdiag.vllm.titles import from_label
 
 from . import write
-from .logs import event_words
+from .logs import event_words, server_waits
 
 _STANDS_S = 10.0
 """One size takes a second or less: ranks that part for this long do not go on."""
 _TOKENS = re.compile(r"num_tokens=(\d+)")
-_WAITS = ("waiting_engines", "waiting_engines_0_8")
 
 
 def capture_words(snapshot: Snapshot) -> list[str]:
@@ -30,7 +29,7 @@ def capture_words(snapshot: Snapshot) -> list[str]:
 def capture_findings(snapshot: Snapshot) -> Iterator[Finding]:
     """Ranks whose last sizes differ, while the server that waits for them goes on counting."""
     words, last = capture_words(snapshot), _last_sizes(snapshot)
-    waits = [e for d in snapshot.logs if not d.served for e in d.phases if e.kind in _WAITS and e.at is not None]
+    waits = [event for event in server_waits(snapshot) if event.at is not None]
     begun = [e.at for e in last if e.at is not None]
     if not words or not waits or not begun:
         return

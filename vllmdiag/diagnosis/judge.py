@@ -174,9 +174,11 @@ def _of_root(snapshot: Snapshot, findings: list[Finding]) -> Verdict | None:
     root = next((f for f in findings if f.severity != "info" and f.folded_into is None), None)
     if root is None:
         return None
+    # Evidence that is too little to tell a fault from none is no alarm.
+    undecided = root.cause == "echo-only" or (root.cause == "unknown" and root.severity == "warning")
     logged = [line for line in log_evidence(snapshot) if not any(e in line for e in root.evidence)]
     return Verdict(
-        status="unknown" if root.cause == "echo-only" else "critical" if root.severity == "critical" else "warning",
+        status="unknown" if undecided else "critical" if root.severity == "critical" else "warning",
         cause=root.cause,
         layer=root.layer,
         subject=root.subject,

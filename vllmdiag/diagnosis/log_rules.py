@@ -20,7 +20,17 @@ from . import write
 from .case import Case
 from .devices import xids
 from .log_context import context_of, killed_for_memory, shm_cause
-from .logs import digest_of, echo_words, event_words, known_cause, root_event, subject_of, wait_words
+from .logs import (
+    SERVER_WAITS,
+    digest_of,
+    echo_words,
+    event_words,
+    known_cause,
+    root_event,
+    server_waits,
+    subject_of,
+    wait_words,
+)
 from .scene import Scene
 
 _SHM = ("insufficient_shm", "no_shm_segment", "shm_madvise", "no_space", "bus_error")
@@ -43,7 +53,6 @@ _OF_THE_DRIVER = ("driver_mismatch", "forward_compat")
 _SOON_S = 120.0
 """An illegal address that comes later after a wake-up than this has another cause."""
 _ADDRESS = re.compile(r"Xid \([^)]*\): 31\b")
-_SERVER_WAITS = ("waiting_engines", "waiting_engines_0_8")
 _FOLLOWED_BY = {
     "weights_loaded": "the first run of the model, with its compilation",
     "compile_begins": "the compilation of the model",
@@ -72,7 +81,9 @@ def log_findings(case: Case) -> Iterator[Finding]:
             yield from (f for f in _findings(scene.snapshot, scene, alive=True) if f.cause == "ray-channel-timeout")
         return
     alive = any(case.acts[m.pid].seen and not case.dead(m.pid) for m in (*engines, *scene.workers))
-    yield from _findings(scene.snapshot, scene, alive=alive)
+    for finding in _findings(scene.snapshot, scene, alive=alive):
+        if not (case.starting_motion and finding.cause == "unknown"):
+            yield finding
 
 
 def loose_log_findings(snapshot: Snapshot) -> Iterator[Finding]:
@@ -279,29 +290,31 @@ def _last_words(snapshot: Snapshot) -> list[str]:
 
 def _waits(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
     """A server that waits for engines, and nothing else is known."""
-    if scene is not None or any(d.echoes or d.first_error for d in snapshot.logs):
+    if any(d.echoes or d.first_error for d in snapshot.logs):
         return
-    waits = [
-        e for d in snapshot.logs if not d.served for e in d.phases if e.kind in _SERVER_WAITS and e.count >= _WAITS_LONG
-    ]
-    if waits:
-        event = waits[-1]
-        yield _say(
-            "handshake-incomplete",
-            snapshot,
-            scene,
-            subject_of(event, snapshot, scene),
-            f"the server waits for its engines: {_said(event)}",
-            evidence=[event_words(event), "what the engines do is not in the log: take their stacks"],
-            confidence="low",
-        )
+    waits = server_waits(snapshot)
+    if not waits:
+        return
+    event = waits[-1]
+    long = scene is None and event.count >= _WAITS_LONG
+    yield _say(
+        "handshake-incomplete" if long else "unknown",
+        snapshot,
+        scene,
+        subject_of(event, snapshot, scene),
+        f"the server waits for its engines: {_said(event)}",
+        evidence=[event_words(event), "what the engines do is not in the evidence: take their stacks, twice"],
+        confidence="low",
+        severity=None if long else "warning",
+        layer=None if long else 2,
+    )
 
 
 def _ends_in_start_up(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
     """A log of a start-up that has no error and comes to no end: the last step that it tells of."""
     for digest in snapshot.logs:
         steps = [e for e in digest.phases if e.kind in _FOLLOWED_BY]
-        waits = [e for e in digest.phases if e.kind in _SERVER_WAITS]
+        waits = [e for e in digest.phases if e.kind in SERVER_WAITS]
         rings = [e for e in digest.echoes if e.kind == "long_wait"]
         ready = any(e.kind == "engine_ready" for e in digest.phases)
         if not steps or ready or digest.served or digest.failed or len(rings) < len(digest.echoes):

@@ -14,6 +14,8 @@ from vllmdiag.vllm.titles import from_label
 
 from .scene import Scene
 
+SERVER_WAITS = ("waiting_engines", "waiting_engines_0_8")
+"""Lines that a server logs every ten seconds while it waits for its engines."""
 _SIDES = {
     "writer": "waits for a reader of its ring: the ring is full",
     "reader": "waits for the answer of a worker",
@@ -29,6 +31,12 @@ def root_event(logs: Sequence[LogDigest]) -> LogEvent | None:
 def digest_of(snapshot: Snapshot, event: LogEvent) -> LogDigest:
     """The log that an event is of."""
     return next(d for d in snapshot.logs if event in (d.first_error, *d.echoes, *d.other_errors, *d.phases))
+
+
+def server_waits(snapshot: Snapshot) -> list[LogEvent]:
+    """What servers that have not served yet say of waiting for their engines."""
+    starting = (event for log in snapshot.logs if not log.served for event in log.phases)
+    return [event for event in starting if event.kind in SERVER_WAITS]
 
 
 def known_cause(event: LogEvent) -> str:

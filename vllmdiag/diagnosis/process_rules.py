@@ -10,6 +10,7 @@ from vllmdiag.vllm.instances import Member
 
 from .activity import STOPPED, UNINTERRUPTIBLE
 from .case import Case
+from .logs import server_waits
 from .rings import BROADCAST
 from .startup import stage_evidence, stages_left
 from .waits import path_to
@@ -250,6 +251,8 @@ def _absent_workers(case: Case) -> Iterator[Finding]:
         if case.starting or scene.instance.orphaned:
             continue
         workers = scene.instance.workers_of(engine.pid)
+        if scene.snapshot.pasted and server_waits(scene.snapshot):
+            continue  # a start-up, of which the table may have been taken at any moment
         if scene.snapshot.pasted and not (workers and all(scene.processes[m.pid].samples for m in (engine, *workers))):
             continue  # no process table: who was not given may be there all the same
         expected = _expected_workers(case, engine)
