@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 from vllmdiag.model.diagnosis import Finding, Link, Subject
 from vllmdiag.model.sockets import Socket
+from vllmdiag.vllm.signatures import state_of
 
+from .activity import Activity
 from .case import Case
 from .motion import tokens_for_somebody
 
 _FULL_BYTES = 16 << 10
 """Less than this in a send queue is a packet on its way."""
+_FULL_CORE = 0.95
+_LOOP = re.compile(r"(?:^|/)(?:asyncio|uvloop|selectors\.py)")
 
 
 def client_findings(case: Case) -> Iterator[Finding]:
@@ -25,11 +31,15 @@ def client_findings(case: Case) -> Iterator[Finding]:
 def _loop_blocked(case: Case) -> Iterator[Finding]:
     probes = [p for p in case.scene.probes if p.path == "/health"]
     silent = bool(probes) and all(p.status is None and p.error == "timeout" for p in probes)
-    if not silent or case.starting:
+    if case.starting:
         return
     for server in case.scene.servers:
         act = case.acts[server.pid]
-        if case.halted(server.pid) or not act.seen or act.state == "idle" or not act.still:
+        if case.halted(server.pid) or not act.seen or act.state == "idle":
+            continue
+        if not silent and case.scene.snapshot.pasted:
+            yield from _loop_full(case, server.pid)
+        if not silent or not (act.still or _one_call(act)):
             continue
         yield case.finding(
             "api-loop-blocked",
@@ -41,6 +51,36 @@ def _loop_blocked(case: Case) -> Iterator[Finding]:
             ],
             chain=case.chain(server.pid),
         )
+
+
+def _one_call(act: Activity) -> bool:
+    """Every look shows the loop inside the same call, wherever in it."""
+    if act.main is None or act.main.dumps < 2 or len(act.main.stacks) < act.main.dumps:
+        return False
+    outward = [[(f.name, f.file, f.line) for f in reversed(stack.frames)] for stack in act.main.stacks]
+    common = [frames[0] for frames in takewhile(lambda f: len(set(f)) == 1, zip(*outward, strict=False))]
+    return bool(common) and _LOOP.search(common[-1][1]) is None and any(_LOOP.search(file) for _, file, _ in common)
+
+
+def _loop_full(case: Case, pid: int) -> Iterator[Finding]:
+    """Nobody has asked whether it answers: its only thread has no time left, and no look shows it at rest."""
+    act = case.acts[pid]
+    looks = act.main.stacks if act.main is not None else ()
+    resting = [s for s in looks if (m := state_of(s.frames, "APIServer")) is not None and m.signature.kind == "idle"]
+    if len(looks) < 2 or resting or act.cpu < _FULL_CORE:
+        return
+    yield case.finding(
+        "api-loop-blocked",
+        pid,
+        f"the event loop of {case.label(pid)} (pid {pid}) is never at rest, and outputs wait for it: {act.doing}",
+        evidence=[
+            f"{act.cpu:.2f} cores by its one thread",
+            f"{act.doing}, not at rest in {len(looks)} of {len(looks)} stacks",
+        ],
+        chain=case.chain(pid),
+        severity="warning",
+        confidence="medium",
+    )
 
 
 def stuck_connections(case: Case) -> tuple[Socket, ...]:
@@ -124,7 +164,7 @@ def _nobody_waits(case: Case) -> Iterator[Finding]:
     table = [s for s in snapshot.sockets if s.family != "unix"]
     proxies = {p.pid for p in snapshot.processes if p.comm == "docker-proxy"}
     held = next((s for s in table if s.state == "CLOSE-WAIT" and proxies & set(s.pids)), None)
-    ports = {s.port for s in table if s.state == "LISTEN" and servers & set(s.pids)}
+    ports = {s.port for s in table if s.state == "LISTEN" and s.port is not None and servers & set(s.pids)}
     connected = [s for s in table if s.state == "ESTAB" and s.port in ports]
     if held is not None:
         who = Subject(role="Client", label=f"client {held.remote}")

@@ -28,6 +28,7 @@ _NCCL_PID = re.compile(r"^\s*\S+?:(?P<pid>\d+):\d+ \[")
 def fact_findings(case: Case) -> Iterator[Finding]:
     """Faults that need no stall to be one. Of a server at work they are a warning."""
     yield from _faulty_devices(case)
+    yield from _while_waking(case)
     if not _calm(case):
         yield from _fabric(case)
         yield from _memlock(case)
@@ -100,8 +101,36 @@ def _is_ours(case: Case, member: Member, device: Accelerator | None, xid: Xid) -
 
 def _woken(case: Case) -> bool:
     """The engine has slept: a fault of a program is then judged together with that."""
+    if _waking(case):
+        return True
     found = (find(line.text, case.scene.version) for line in case.scene.snapshot.log_lines)
     return any(one is not None and one.kind.id == "woken" for one in found)
+
+
+def _waking(case: Case) -> list[Member]:
+    """Who is inside a call of wake_up."""
+    frames = ((m, f.name) for m in case.scene.instance.members for t in case.acts[m.pid].threads for f in t.frames)
+    waking = {m.pid for m, name in frames if name.rpartition(".")[2] == "wake_up"}
+    return [m for m in case.scene.instance.members if m.pid in waking]
+
+
+def _while_waking(case: Case) -> Iterator[Finding]:
+    """Some are still in the wake-up, and a rank that was faster has used memory that was not mapped."""
+    pids = {m.pid: m for m in _users(case)}
+    hit = [x for x in xids(case.scene.snapshot) if x.number in gpu().program_xids and x.pid in pids]
+    waking = _waking(case)
+    if not hit or not waking:
+        return
+    first = pids[hit[0].pid or 0]
+    yield case.finding(
+        "sleep-wake-race",
+        first.pid,
+        f"{first.label} (pid {first.pid}) used memory that was not mapped, while {waking[0].label} is still in wake_up",
+        evidence=[f"kernel: {x.text}" for x in hit[:2]]
+        + [f"{m.label} (pid {m.pid}) is in wake_up" for m in waking[:3]],
+        chain=case.chain(first.pid),
+        confidence="medium",
+    )
 
 
 def _faulty(

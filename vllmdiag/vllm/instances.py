@@ -22,6 +22,7 @@ from .titles import Identity, identify, told
 
 _SERVERS = ("APIServer", "Launcher", "Driver")
 _SEEDS = ("APIServer", "EngineCore", "Worker", "DPCoordinator", "RayWorker")
+_MADE = ("EngineCore", "Worker", "Child")
 _TREE_ORDER = ("Launcher", "Driver", "APIServer", "DPCoordinator", "EngineCore", "Worker", "RayWorker", "Child")
 
 
@@ -236,9 +237,7 @@ def _member(
         known_by, ranks = "position", {}
     if not role:
         role, label, known_by, untitled = "Helper", process.comm or "helper", "parent", False
-    engine_pid = None
-    if role in ("Worker", "RayWorker") and parent is not None:
-        engine_pid = parent.pid if parent.role == "EngineCore" else None
+    engine_pid = parent.pid if parent and parent.role == "EngineCore" and role in ("Worker", "RayWorker") else None
     return Member(
         pid=process.pid,
         role=role,
@@ -263,9 +262,8 @@ def _grandchildren_start(
 ) -> bool:
     return any(
         _is_child(identities.get(c.pid))
-        and any(_is_child(identities.get(g.pid)) or _has([identities.get(g.pid)], "Worker") for g in children[c.pid])
+        and any(_has([identities.get(g.pid)], role) for g in children.get(c.pid, ()) for role in _MADE)
         for c in children.get(process.pid, ())
-        if c.pid in children
     )
 
 
@@ -273,6 +271,8 @@ def _part_of_child(parent: Member, below: Sequence[Identity | None], options: Se
     """Role and label of an untitled child, from where it hangs."""
     if parent.role == "EngineCore":
         return "Worker", "Worker"
+    if parent.role == "Driver" and _has(below, "EngineCore"):  # an LLM for each rank of data parallelism
+        return "Driver", "Driver"
     if any(k is not None and k.role in ("Worker", "Child") for k in below):
         return "EngineCore", "EngineCore"
     single = options is None or (options.data_parallel_size <= 1 and (options.api_server_count or 1) <= 1)
