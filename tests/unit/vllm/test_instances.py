@@ -169,6 +169,16 @@ def test_a_script_with_the_llm_class_drives_its_engine() -> None:
     assert not found.orphaned
 
 
+def test_a_script_with_the_llm_class_may_be_pid_1_of_a_container() -> None:
+    found = only(
+        process(1, 0, ("python3", "-m", "huggingfaceserver"), 1),
+        process(12, 1, "VLLM::EngineCore", 1),
+        process(13, 12, "VLLM::Worker_TP0", 1),
+    )
+    assert labels(found)[1] == "Driver"
+    assert not found.orphaned
+
+
 def test_a_script_without_multiprocessing_is_the_engine_itself() -> None:
     found = only(
         process(9, 1, ("/v/bin/python", "batch.py"), 9),

@@ -33,6 +33,11 @@ def one(line: str) -> Said:
             "(EngineCore_DP0 pid=5) (RayWorkerWrapper pid=7, ip=10.0.0.2) INFO 06-04 12:00:00 [a.py:1] words",
             {"label": "RayWorkerWrapper", "pid": 7, "node": "10.0.0.2"},
         ),
+        (
+            "[node-b] (Worker_TP8 pid=510) ERROR 06-04 12:00:00 [a.py:1] words",
+            {"node": "node-b", "label": "Worker_TP8", "pid": 510, "at": NOON},
+        ),
+        ("[shutdown] Executor: words", {"text": "[shutdown] Executor: words", "node": ""}),
         ("(EngineCore pid=60) INFO [shm_broadcast.py:705] words", {"pid": 60, "source": "shm_broadcast.py:705"}),
         ("INFO:     words", {"level": "INFO"}),
         (

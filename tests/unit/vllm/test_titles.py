@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllmdiag.vllm.titles import from_label, from_title, identify
+from vllmdiag.model.process import Frame
+from vllmdiag.vllm.titles import from_label, from_title, identify, role_of_main
 
 PYTHON = "/opt/venv/bin/python3.11"
 
@@ -275,3 +276,16 @@ def test_a_title_is_one_word_with_a_known_name() -> None:
     assert from_title("VLLM::Worker_TP1 --extra") is None
     assert from_title("::Worker") is None
     assert from_title("VLLM::Workers") is None
+
+
+def _main(*names: str) -> list[Frame]:
+    files = {"run_engine_core": "vllm/v1/engine/core.py", "worker_main": "vllm/v1/executor/multiproc_executor.py"}
+    return [Frame(name=name, file=files.get(name, "x.py"), line=1) for name in names]
+
+
+def test_a_main_thread_tells_its_role_by_its_own_main_function() -> None:
+    assert role_of_main(_main("get_response", "run_engine_core", "spawn_main")) == "EngineCore"
+    # A worker that was forked has the frames of its engine below its own.
+    assert role_of_main(_main("dequeue", "worker_main", "_launch", "run_engine_core")) == "Worker"
+    assert role_of_main(_main("poll", "run_server")) == ""
+    assert role_of_main([Frame(name="worker_main", file="other/pool.py", line=1)]) == ""
