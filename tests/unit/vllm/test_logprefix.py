@@ -37,7 +37,6 @@ def one(line: str) -> Said:
             "[node-b] (Worker_TP8 pid=510) ERROR 06-04 12:00:00 [a.py:1] words",
             {"node": "node-b", "label": "Worker_TP8", "pid": 510, "at": NOON},
         ),
-        ("[shutdown] Executor: words", {"text": "[shutdown] Executor: words", "node": ""}),
         ("(EngineCore pid=60) INFO [shm_broadcast.py:705] words", {"pid": 60, "source": "shm_broadcast.py:705"}),
         ("INFO:     words", {"level": "INFO"}),
         (
@@ -101,3 +100,7 @@ def test_any_line_is_taken_apart_and_loses_no_word(line: str) -> None:
     parts = list(said(line))
     begins_as_log(line)
     assert all(part.text in line or line.startswith("{") or "\x1b" in line for part in parts)
+
+
+def test_a_word_in_brackets_is_no_machine_unless_a_process_follows() -> None:
+    assert one("[shutdown] Executor: words").text == "[shutdown] Executor: words"
