@@ -7,13 +7,18 @@ never healthy, and a moment of a server at work is no fault.
 from __future__ import annotations
 
 from vllmdiag.vllm.loglines import find
+from vllmdiag.vllm.signatures import match
 
+from .activity import ThreadView
 from .case import Case
 from .devices import seems_spinning
 from .motion import counters, deferred, gauge, unanswered
+from .scheduler_rules import has_connector
 from .thread_rules import at_rest
 
 AGAIN = "one look only: whether anything moves is not known; look twice, 30 s apart"
+_HELD = 0.01
+"""Share of the KV cache that an engine without a request does not hold."""
 _STANDS = (
     "long_wait",
     "rpc_timeout",
@@ -61,6 +66,11 @@ def hole(case: Case, layer: int) -> str:
     return ""
 
 
+def _compiles(view: ThreadView) -> bool:
+    """It compiles a grammar: a request is being prepared that no counter may know any more."""
+    return any(m.signature.id == "grammar.compile" for m in match(view.frames, "EngineCore"))
+
+
 def not_proven_idle(case: Case) -> str:
     """Why idle stacks do not mean that nothing is outstanding: neither rings nor counters say so; empty where they do.
 
@@ -74,6 +84,10 @@ def not_proven_idle(case: Case) -> str:
     for engine in case.scene.engines:
         act = case.acts[engine.pid]
         stuck = [t for t in act.threads if "process_" in t.name and "_socket" in t.name and not at_rest(t.frames)]
+        stuck += [t for t in act.threads if t.stacks and t.stacks[-1].active and _compiles(t)]
+        usage = gauge(case.scene, engine, "kv_cache_usage_perc") or 0.0
+        if usage > _HELD and has_connector(case, act):
+            return f"{usage:.0%} of the KV cache of {engine.label} is held, with a KV connector, by no request counted"
         if stuck:
             return f"thread {stuck[0].name} of {engine.label} is in {stuck[0].frames[0].name}"
     answered = any(p.method == "POST" and p.status is not None and p.status < 300 for p in snapshot.http)

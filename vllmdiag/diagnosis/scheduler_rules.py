@@ -26,6 +26,8 @@ _TOKENS = ("generation_tokens_total", "prompt_tokens_total")
 def scheduler_findings(case: Case, engine: Member) -> Iterator[Finding]:
     """What holds the engine up inside itself; nothing for one that starts, or that is not seen."""
     act = case.acts[engine.pid]
+    if not case.starting and not act.seen:
+        yield from _parked_unseen(case, engine)
     if case.starting or not act.seen:
         return
     found = (
@@ -87,11 +89,12 @@ def _livelock(case: Case, engine: Member, act: Activity) -> Finding | None:
             f"main thread {act.doing} in every stack" + (f", {act.cpu:.2f} cores" if act.cpu else ""),
         ],
         chain=case.chain(engine.pid),
-        confidence="high" if capacity or not _has_connector(case, act) else "medium",
+        confidence="high" if capacity or not has_connector(case, act) else "medium",
     )
 
 
-def _has_connector(case: Case, act: Activity) -> bool:
+def has_connector(case: Case, act: Activity) -> bool:
+    """A KV connector is configured, or shows in the threads of a process."""
     if any("--kv-transfer-config" in p.title for p in case.scene.processes.values()):
         return True
     files = {f.file for thread in act.threads for f in thread.frames}
@@ -109,7 +112,7 @@ def parked_words(case: Case, engine: Member) -> list[str]:
     ]
     if not gauges and gauge(case.scene, engine, "num_requests_waiting") is not None:
         return []  # what the log tells of is over
-    remote = logged or deferred(case.scene, engine) or _has_connector(case, case.acts[engine.pid])
+    remote = logged or deferred(case.scene, engine) or has_connector(case, case.acts[engine.pid])
     return [*logged[:2], *gauges] if remote else []
 
 
@@ -130,17 +133,39 @@ def _parked(case: Case, engine: Member, act: Activity) -> Finding | None:
     )
 
 
+def _parked_unseen(case: Case, engine: Member) -> Iterator[Finding]:
+    """The same for an engine whose stack was not pasted: by its counters, and a connect that hangs.
+
+    Without either of the two, requests that wait may as well wait for an engine that is stuck.
+    """
+    words, progress = parked_words(case, engine), case.progress[engine.pid]
+    own = {engine.pid, *(w.pid for w in case.scene.instance.workers_of(engine.pid))}
+    hanging = [s for s in case.scene.snapshot.sockets if s.state == "SYN-SENT" and own & set(s.pids)]
+    known = progress.counters_known and not progress.moved and gauge(case.scene, engine, "num_requests_running") == 0
+    if words and known and (deferred(case.scene, engine) or hanging):
+        yield case.finding(
+            "wait-remote-kv",
+            engine.pid,
+            f"{engine.label} (pid {engine.pid}) runs nothing, and its requests wait for KV blocks of another instance",
+            evidence=[*words, *(f"a connect to {s.remote} hangs" for s in hanging[:2])],
+            chain=case.chain(engine.pid),
+            confidence="medium",
+        )
+
+
 def _grammar(case: Case, engine: Member, act: Activity) -> Finding | None:
     """A thread compiles one grammar in every dump, and computes."""
     for view in act.threads:
-        if view is act.main or not _shows(view, "grammar.compile", ""):
+        own = [engine] if engine.pid in case.progress else list(case.scene.engines)
+        moved = [word for e in own for word in case.progress[e.pid].moved]
+        if not _shows(view, "grammar.compile", "") or (view is act.main and (moved or not view.still)):
             continue
         cpu = view.cpu or 0.0
-        works = cpu >= _WORKS or all(s.active or s.owns_gil for s in view.stacks)
-        if not works or (view.dumps < 2 and cpu < _ALL_THE_TIME):
-            continue
         waiting = gauge(case.scene, engine, "num_requests_waiting")
-        own = [engine] if engine.pid in case.progress else list(case.scene.engines)
+        works = cpu >= _WORKS or all(s.active or s.owns_gil for s in view.stacks)
+        stood = waiting and own and not moved and all(case.progress[e.pid].counters_known for e in own)
+        if not works or (view.dumps < 2 and cpu < _ALL_THE_TIME and not stood):
+            continue
         others = _tokens_move(case, *own)
         frame = _frame_of(view, "grammar.compile")
         return case.finding(
@@ -152,7 +177,7 @@ def _grammar(case: Case, engine: Member, act: Activity) -> Finding | None:
                 f"{frame.name} ({frame.file}:{frame.line}) in {view.dumps} of {view.dumps} dumps"
                 + (f", {view.cpu:.2f} cores" if view.cpu is not None else ""),
                 *([f"{waiting:g} requests wait"] if waiting else []),
-                *(word for e in own for word in case.progress[e.pid].moved[:1]),
+                *moved[:1],
             ],
             chain=case.chain(engine.pid),
             severity="warning" if others else "critical",
