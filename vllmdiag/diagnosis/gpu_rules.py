@@ -63,7 +63,8 @@ def held_up(case: Case, engine: Member) -> Finding | None:
 def _engines_apart(case: Case, engine: Member) -> Finding | None:
     """Engines that run their steps together all stand, and not in the same step: one has passed what others wait in."""
     stuck = [e for e in case.scene.engines if case.progress[e.pid].frozen]
-    group = group_of(case, [m for e in stuck for m in case.scene.instance.workers_of(e.pid) or (e,)], engine)
+    theirs = {e.pid: case.scene.instance.workers_of(e.pid) for e in stuck if case.acts[e.pid].state != "collective"}
+    group = group_of(case, [m for e in stuck for m in theirs.get(e.pid) or (e,)], engine)
     # Engines of a dense model stand for themselves: their stacks may differ for no reason.
     if len(stuck) < 2 or engine not in stuck or not group.at("dp.sync", "all2all"):
         return None
