@@ -18,7 +18,7 @@ from vllmdiag.model.process import Process
 
 from .rank_order import ranks_of, unsaid_numbers
 from .serve_options import ServeOptions
-from .titles import Identity, identify, told
+from .titles import Identity, identify, is_supervisor, told
 
 _SERVERS = ("APIServer", "Launcher", "Driver")
 _SEEDS = ("APIServer", "EngineCore", "Worker", "DPCoordinator", "RayWorker")
@@ -129,7 +129,7 @@ def _is_driver(parent: Process, child: Process) -> bool:
 
     It may be pid 1 of a container. A child of multiprocessing stays in its group; an orphan keeps its dead maker's.
     """
-    if not _is_python(parent):
+    if not _is_python(parent) or (not isinstance(parent.cmdline, Missing) and is_supervisor(parent.cmdline)):
         return False
     return not (parent.pgid and child.pgid) or parent.pgid == child.pgid
 

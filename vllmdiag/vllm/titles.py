@@ -20,7 +20,17 @@ from vllmdiag.model.process import Frame
 from .serve_options import ServeOptions, parse_options
 from .tables import load
 
-__all__ = ["Identity", "Role", "ServeOptions", "from_label", "from_title", "identify", "is_ray_worker", "role_of_main"]
+__all__ = [
+    "Identity",
+    "Role",
+    "ServeOptions",
+    "from_label",
+    "from_title",
+    "identify",
+    "is_ray_worker",
+    "is_supervisor",
+    "role_of_main",
+]
 
 Role = Literal[
     "APIServer", "EngineCore", "Worker", "DPCoordinator", "ResourceTracker", "RayWorker", "Launcher", "Child"
@@ -70,6 +80,7 @@ class _Tables(msgspec.Struct, frozen=True):
     serve_programs: tuple[_Named, ...]
     code: tuple[_Named, ...]
     mains: tuple[_Named, ...]
+    supervisors: tuple[_Named, ...]
     options: tuple[_Option, ...]
 
 
@@ -105,7 +116,7 @@ def identify(cmdline: Sequence[str], comm: str = "") -> Identity | None:
     if len(words) == 1:
         if titled := from_title(words[0]):
             return titled
-        words = words[0].split()
+        words = words[0].split() or words  # a lone separator such as \x1f is all that may be there
     return _from_ray(words[0]) or _from_argv(words)
 
 
@@ -134,6 +145,12 @@ def role_of_main(frames: Sequence[Frame]) -> str:
             if frame.name.rpartition(".")[2] == name and frame.file.endswith(file):
                 return entry.role or ""
     return ""
+
+
+def is_supervisor(cmdline: Sequence[str]) -> bool:
+    """Whether a Python program is one that starts others and uses no model itself."""
+    words = cmdline if len(cmdline) > 1 else " ".join(cmdline).split()
+    return any(_base(word) == entry.name for word in words[:3] for entry in _tables().supervisors)
 
 
 def is_ray_worker(actor: str) -> bool:

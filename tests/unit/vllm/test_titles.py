@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vllmdiag.model.process import Frame
@@ -261,6 +261,7 @@ def test_a_value_that_makes_no_sense_is_passed_over() -> None:
 
 
 @given(st.lists(st.text()), st.text(max_size=15))
+@example(["\x1f"], "")
 def test_any_command_line_is_accepted(cmdline: list[str], comm: str) -> None:
     identify(cmdline, comm)
 
