@@ -286,10 +286,9 @@ def _others_are_unseen(group: Group) -> Finding | None:
     if group.engine is None or len(group.ranks) != 1 or not group.of(COLLECTIVE):
         return None
     (rank,) = group.ranks
-    if group.remote or not rank.member.ranks.keys() & {"tp", "pp", "ep"}:
+    coupled = len(group.case.scene.engines) > 1 and rank.ids & {"dp.sync", "all2all"}  # waits for the other engines
+    if group.remote or coupled or not rank.member.ranks.keys() & {"tp", "pp", "ep"}:
         return None
-    if len(group.case.scene.engines) > 1 and rank.ids & {"dp.sync", "all2all"}:
-        return None  # it waits for ranks of the other engines
     summary = f"{rank.label} waits in {rank.at} for ranks that are not seen here, so it has not answered"
     return group.say("rank-never-answered", rank, summary)
 
