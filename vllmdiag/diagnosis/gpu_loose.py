@@ -98,12 +98,14 @@ def _held_by_nobody(snapshot: Snapshot) -> Iterator[Finding]:
         + (f" and is busy {r.busy_pct} %" if r.busy_pct else "")
         for d, r in held
     ]
+    users = [str(p.pid) for d, _ in held for p in d.processes or ()]
     yield write.finding(
         "unknown",
         Subject(role="Host", label=f"GPU {held[0][0].index}"),
         f"{words[0]}, and who holds it is not in the evidence",
         evidence=[
             *words[:8],
+            *([f"the driver names pid {', '.join(users[:8])}"] if users else []),
             "no process of vLLM is in the evidence: its pid may be of another namespace, or the driver keeps the dead",
             "ps and nvidia-smi on the host, or in a pod with hostPID, show it: fuser -v /dev/nvidia*",
         ],
