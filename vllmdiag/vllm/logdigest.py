@@ -162,6 +162,9 @@ class LogReader:
         if known is not None and known.kind.id in _REQUESTS:
             self._requests.take(known, len(part.text), self._at)
             return
+        if known is not None and known.kind.id == "stats":
+            self._generations[-1].served = True  # a log may begin, or be cut out, after its start
+            return
         if known is not None and known.kind.id in _BANNERS:
             self._start(part, known)
         if TRACEBACK in part.text:

@@ -63,7 +63,7 @@ def test_a_recorded_line_is_understood(line: str, kind: str, groups: dict[str, s
 
 
 def test_an_ordinary_line_means_nothing() -> None:
-    assert find("INFO [loggers.py:127] Engine 000: Avg prompt throughput: 1.0 tokens/s") is None
+    assert find("INFO [launcher.py:46] Route: /health, Methods: GET") is None
     assert find("") is None
 
 
