@@ -102,7 +102,8 @@ def _findings(snapshot: Snapshot, scene: Scene | None, *, alive: bool) -> Iterat
     if event is None:
         yield from _placement(snapshot, scene)
         if not alive:
-            yield from list(_ends_in_start_up(snapshot, scene)) or [*_echo_only(snapshot, scene)]
+            told = [*_workspace(snapshot, scene), *_ends_in_start_up(snapshot, scene)]
+            yield from told[:1] or _echo_only(snapshot, scene)
             yield from _waits(snapshot, scene)
         return
     digest = digest_of(snapshot, event)
@@ -214,6 +215,23 @@ def _collective(snapshot: Snapshot, scene: Scene | None, event: LogEvent) -> Fin
         layer=4,
         confidence="low",
     )
+
+
+def _workspace(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:
+    """A faster way of all-reduce was not to be had, and from then on the log tells of waiting alone."""
+    for digest in snapshot.logs:
+        tried = [e for e in digest.phases if e.kind == "mnnvl_workspace"]
+        waits = [e for e in digest.echoes if e.kind == "long_wait" and tried and e.number >= tried[0].number]
+        if waits and not digest.served and len(waits) == len(digest.echoes):
+            yield _say(
+                "slow-fallback",
+                snapshot,
+                scene,
+                subject_of(tried[-1], snapshot, scene),
+                f"the start-up waits since a faster way of all-reduce was not to be had: {_said(tried[-1])}",
+                evidence=[event_words(e) for e in (*tried[-1:], *waits[:2])],
+                confidence="low",
+            )
 
 
 def _placement(snapshot: Snapshot, scene: Scene | None) -> Iterator[Finding]:

@@ -11,8 +11,7 @@ from functools import cached_property
 from vllmdiag.diagnosis.scene import Scene, scene_of
 from vllmdiag.model.fleet import NodeReport
 from vllmdiag.model.snapshot import Snapshot
-from vllmdiag.vllm.instances import job_of
-from vllmdiag.vllm.serve_options import ServeOptions
+from vllmdiag.vllm.serve_options import ServeOptions, job_of
 
 _NO_HOST = {"", "*", "0.0.0.0", "::"}  # noqa: S104  addresses that are read, not bound
 End = tuple[str, str]

@@ -17,11 +17,12 @@ from vllmdiag.model.base import Fact, Missing
 from vllmdiag.model.process import Process
 
 from .rank_order import ranks_of, unsaid_numbers
-from .serve_options import ServeOptions
+from .serve_options import ServeOptions, job_of
 from .titles import Identity, identify, is_supervisor, told
 
 _SERVERS = ("APIServer", "Launcher", "Driver")
 _SEEDS = ("APIServer", "EngineCore", "Worker", "DPCoordinator", "RayWorker")
+_UNSEEN = "unseen"
 _MADE = ("EngineCore", "Worker", "Child")
 _TREE_ORDER = ("Launcher", "Driver", "APIServer", "DPCoordinator", "EngineCore", "Worker", "RayWorker", "Child")
 
@@ -316,6 +317,11 @@ def _join(trees: list[Instance], by_pid: dict[int, Process]) -> list[Instance]:
     groups: dict[object, list[Instance]] = defaultdict(list)
     for tree in trees:
         groups[_job(tree, by_pid)].append(tree)
+    # Stacks name no parents: workers without a server belong to the only one that there is.
+    strays = groups.get(_UNSEEN, [])
+    if strays and len(groups) == 2 and not any(tree.of(*_SERVERS, "EngineCore") for tree in strays):
+        del groups[_UNSEEN]
+        next(iter(groups.values())).extend(strays)
     return [_merge(group, by_pid) for group in groups.values()]
 
 
@@ -324,30 +330,10 @@ def _job(tree: Instance, by_pid: dict[int, Process]) -> object:
     if shared is not None:
         return shared
     if by_pid[tree.roots[0]].parent_unseen:
-        return "unseen"  # pasted stacks name no parents: nothing says that these are several servers
+        return _UNSEEN  # pasted stacks name no parents: nothing says that these are several servers
     # Orphans keep the process group of their dead parent, so does a server whose engine died under it.
     root = by_pid[tree.roots[0]]
     return ("group", root.pgid) if root.pgid else ("left to", root.ppid) if tree.orphaned else ("root", root.pid)
-
-
-def job_of(options: ServeOptions | None) -> tuple[str, str | None, int | None] | None:
-    """What the commands of one job over several nodes have in common: (kind, address, port); None for a job of one."""
-    if options is not None and options.nnodes > 1:
-        return "nodes", options.master_addr, options.master_port
-    if options is not None and options.data_parallel_size > 1 and _one_of_several(options):
-        return "dp", options.data_parallel_address, options.data_parallel_rpc_port
-    return None
-
-
-def _one_of_several(options: ServeOptions) -> bool:
-    """This command starts a part of the engines only: a headless node, or one rank behind an external balancer."""
-    return (
-        options.headless
-        or options.data_parallel_rank is not None
-        or options.data_parallel_external_lb
-        or options.data_parallel_hybrid_lb
-        or (options.data_parallel_size_local or options.data_parallel_size) < options.data_parallel_size
-    )
 
 
 def _merge(group: list[Instance], by_pid: dict[int, Process]) -> Instance:

@@ -103,3 +103,23 @@ def parse_options(arguments: Sequence[str], names: Mapping[str, str]) -> ServeOp
             continue
     values.setdefault("model", positional)
     return ServeOptions(**values)
+
+
+def job_of(options: ServeOptions | None) -> tuple[str, str | None, int | None] | None:
+    """What the commands of one job over several nodes have in common: (kind, address, port); None for a job of one."""
+    if options is not None and options.nnodes > 1:
+        return "nodes", options.master_addr, options.master_port
+    if options is not None and options.data_parallel_size > 1 and _one_of_several(options):
+        return "dp", options.data_parallel_address, options.data_parallel_rpc_port
+    return None
+
+
+def _one_of_several(options: ServeOptions) -> bool:
+    """This command starts a part of the engines only: a headless node, or one rank behind an external balancer."""
+    return (
+        options.headless
+        or options.data_parallel_rank is not None
+        or options.data_parallel_external_lb
+        or options.data_parallel_hybrid_lb
+        or (options.data_parallel_size_local or options.data_parallel_size) < options.data_parallel_size
+    )
