@@ -22,8 +22,8 @@ def shm_findings(case: Case) -> Iterator[Finding]:
     """Findings about the mounts that members see."""
     snapshot, members = case.scene.snapshot, set(case.scene.processes)
     mounts = [m for m in snapshot.shm_mounts if members & set(m.pids)]
-    if snapshot.pasted and len(snapshot.shm_mounts) == 1 and snapshot.shm_mounts[0].pids:
-        mounts = list(snapshot.shm_mounts)  # of a process of which nothing else was given; never that of a shell
+    if snapshot.pasted and len(snapshot.shm_mounts) == 1:
+        mounts = list(snapshot.shm_mounts)  # of a process of which nothing else was given
     for mount in mounts:
         yield from _room(case, mount)
     yield from _unlinked(case)
