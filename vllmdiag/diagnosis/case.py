@@ -113,17 +113,19 @@ class Case:
         if not alive_engines and scene.workers and scene.parents_unseen:
             return any(self._in_start_up(w) for w in scene.workers)
         if not alive_engines:
-            return bool(scene.instance.of("Launcher", "Driver")) and not scene.workers
+            fronts = scene.instance.of("APIServer") if scene.snapshot.pasted else ()
+            waits = any(self._in_start_up(front) for front in fronts)
+            return (waits or bool(scene.instance.of("Launcher", "Driver"))) and not scene.workers
         if scene.snapshot.pasted and not seen:
             return any(self._in_start_up(w) for w in scene.workers)
         return bool(seen) and any(not self.in_loop(e) for e in seen)
 
-    def _in_start_up(self, worker: Member) -> bool:
+    def _in_start_up(self, member: Member) -> bool:
         """Its stack shows a stage of the start-up, where its engine is no part of the evidence."""
-        main = self.acts[worker.pid].main
+        main = self.acts[member.pid].main
         if main is None or any(f.name.rsplit(".", 1)[-1] == "worker_busy_loop" for f in main.frames):
             return False
-        stage = stage_of(main.frames, worker.role, self.scene.version)
+        stage = stage_of(main.frames, member.role, self.scene.version)
         return stage is not None and stage.order < READY_ORDER
 
     # -- writing findings -------------------------------------------------------------------------------------------
