@@ -71,6 +71,17 @@ def _compiles(view: ThreadView) -> bool:
     return any(m.signature.id == "grammar.compile" for m in match(view.frames, "EngineCore"))
 
 
+def not_proven_busy(case: Case) -> str:
+    """Why pasted stacks of somebody at work do not mean that all is well; empty where they may."""
+    members = (*case.scene.engines, *case.scene.workers)
+    held = [m.label for m in members if case.acts[m.pid].still and case.acts[m.pid].state == "collective"]
+    if glimpse(case):
+        return AGAIN
+    if held and case.scene.snapshot.pasted:
+        return f"{', '.join(held)}: in a collective in every look, and who has not come to it is not in the evidence"
+    return ""
+
+
 def not_proven_idle(case: Case) -> str:
     """Why idle stacks do not mean that nothing is outstanding: neither rings nor counters say so; empty where they do.
 

@@ -23,7 +23,7 @@ from vllmdiag.model.snapshot import Snapshot
 from .activity import IDLE
 from .case import Case
 from .client_rules import client_findings
-from .glimpse import AGAIN, glimpse, hole, not_proven_idle
+from .glimpse import glimpse, hole, not_proven_busy, not_proven_idle
 from .gpu_facts import gpu_without_fault
 from .gpu_rules import gpu_findings
 from .host_rules import host_findings, memory_findings
@@ -265,8 +265,8 @@ def _healthy(case: Case, findings: list[Finding]) -> Verdict:
             "unknown",
         )
     others = [f"{m.label}: {case.acts[m.pid].doing}" for m in everyone if m not in idle]
-    if glimpse(case):
-        return say("unknown", f"no fault was found; {AGAIN}", others, "low", "unknown")
+    if lack := not_proven_busy(case):
+        return say("unknown", f"no fault was found; {lack}", others, "low", "unknown")
     return say("busy", "something computes; nothing waits long", others, "medium")
 
 
