@@ -22,6 +22,10 @@ from .waits import absent_from, broadcast_ring, laggards, path_to, unread_replie
 
 _STARVED = 0.3
 """A main thread that stood in the run queue for this share of the window may be slow for that reason alone."""
+_SHORT_OF_CPU = 0.1
+"""The others, who wait for it, are then seen in their collective."""
+_LONGEST_STEP_S = 2.0
+"""Of a model on processors: nothing moves in the rings meanwhile."""
 _WAITS = ("idle", "collective", "gpu_wait", "wait_response", "wait_readers", "wait_start")
 
 
@@ -272,7 +276,20 @@ class _HeldUp:
         if remote := self._remote_ranks():
             summary = f"all local ranks wait: {said}; {remote} ranks are on other nodes"
             return self.say("rank-never-answered", self.engine, summary, words, layer=4, confidence="medium")
+        if self._may_be_a_step(inside):
+            return self.say(
+                "busy", inside[0], f"all ranks are in a step: {said}", words, severity="info", confidence="low"
+            )
         return self.undecided(4, f"all ranks are in the same collective and it does not finish: {said}")
+
+    def _may_be_a_step(self, inside: list[Member]) -> bool:
+        """Ranks that use the processor may have come from one collective to the next alike between two looks.
+
+        Where one does not always get a processor, the others are seen in a collective whenever they wait for it.
+        """
+        acts = [self.case.acts[w.pid] for w in inside]
+        computing = all(act.wants_cpu for act in acts)
+        return computing and (self.case.window_s < _LONGEST_STEP_S or any(act.starved >= _SHORT_OF_CPU for act in acts))
 
     def _unsent(self, root: Member) -> list[str]:
         """What the engine has sent over TCP to a rank, and the other end has not acknowledged in the whole window."""

@@ -796,3 +796,20 @@ def test_waiters_that_spin_for_a_processor_do_not_excuse_the_one_they_wait_for()
         server.run_delay = {ENGINE: 0.7, W0: 0.7, W1: 0.5}
 
     assert judged(change).verdict.cause == "worker-busy"
+
+
+@pytest.mark.parametrize(
+    ("cores", "delay", "expected"),
+    [(0.9, 0.0, ("critical", "unknown")), (0.9, 0.15, ("ok", "busy")), (0.0, 0.0, ("critical", "unknown"))],
+)
+def test_ranks_in_one_collective_may_be_in_a_step_where_the_processor_is_short(
+    cores: float, delay: float, expected: tuple[str, str]
+) -> None:
+    def change(server: Server) -> None:
+        stalled(server)
+        server.stacks[W1] = WORKER_ALL_REDUCE
+        server.cpu = {W0: cores, W1: cores}
+        server.run_delay = {W1: delay}
+
+    verdict = judged(change).verdict
+    assert (verdict.status, verdict.cause) == expected
