@@ -229,7 +229,7 @@ def terminal(*args: object, columns: int = 100, rows: int = 40, **env: str) -> I
         COMMAND[0],
         [*COMMAND[1:], *map(str, args)],
         dimensions=(rows, columns),
-        env={**clean, "TERM": "xterm", **env},  # type: ignore[arg-type]
+        env={**clean, "TERM": "xterm", **env},
         encoding="utf-8",
         timeout=PATIENCE_S,
     )

@@ -309,7 +309,7 @@ def test_the_start_method_is_told_with_how_it_is_known_and_why_vllm_chose_it() -
     server = standing_server()
     spawned = (("spawn_main", "multiprocessing/spawn.py"), ("<module>", "<string>"))
     for pid in (ENGINE, W0, W1):
-        server.stacks[pid] = (*server.stacks[pid], *spawned)  # type: ignore[assignment,misc]
+        server.stacks[pid] = (*server.stacks[pid], *spawned)  # type: ignore[misc]
     override = (
         "WARNING 11-20 10:00:00 [system_utils.py:140] We must use the `spawn` multiprocessing start method. Overriding"
         " VLLM_WORKER_MULTIPROC_METHOD to 'spawn'. Reasons: CUDA is initialized"
