@@ -359,12 +359,18 @@ def _uninterruptible(case: Case) -> Iterator[Finding]:
             process = case.scene.processes[member.pid]
             if process.sigkill_pending or (case.starting and case.motion[member.pid]):
                 continue  # a slow disk may take longer than a short window for one read
+            looks, main = len(process.samples), case.acts[member.pid].main
+            lasts = looks > 1 or (main is not None and main.dumps > 1 and main.still)
+            if not lasts and any(progress.moved for progress in case.progress.values()):
+                continue  # one moment of a server at work
             yield case.finding(
-                "process-uninterruptible",
+                "process-uninterruptible" if lasts else "unknown",
                 member.pid,
-                f"{member.label} (pid {member.pid}) is {case.acts[member.pid].doing}",
-                evidence=[f"state D in all of {len(process.samples)} samples, {_ticks(process)}"],
+                f"{member.label} (pid {member.pid}) is {case.acts[member.pid].doing}"
+                + ("" if lasts else "; one look only: for a moment that is normal; look twice, 30 s apart"),
+                evidence=[f"state D in {looks} of {looks} samples{_used(case, process)}"],
                 chain=case.chain(*path_to(case, member.pid)),
-                confidence="medium",
+                confidence="medium" if looks > 1 else "low",
+                layer=None if lasts else 1,
                 since_s=case.since(member.pid),
             )

@@ -10,7 +10,7 @@ from vllmdiag.model.diagnosis import Finding
 from vllmdiag.vllm.instances import Member
 from vllmdiag.vllm.wakeup import recheck_s
 
-from .activity import IDLE, Activity
+from .activity import IDLE, UNINTERRUPTIBLE, Activity
 from .case import Case
 from .glimpse import AGAIN, glimpse
 from .gpu_rules import held_up
@@ -83,7 +83,7 @@ class _HeldUp:
 
     def findings(self) -> Iterator[Finding]:
         """The root of the stall; nothing for an engine that moves, or that has nothing to do."""
-        if any(self.case.halted(w.pid) for w in self.workers):
+        if any(self.case.halted(w.pid) or self.case.acts[w.pid].kind == UNINTERRUPTIBLE for w in self.workers):
             return  # layer 1 has named the root
         progress = self.case.progress[self.engine.pid]
         ring = broadcast_ring(self.case, self.engine)
