@@ -2,6 +2,10 @@
 
 A case is a directory: files of evidence, and ``expected.json`` with the cause and layer of the verdict and the causes
 that must not be given for it. Most are re-created after public reports; hosts, pids and numbers are invented.
+
+Some causes have no case, for no text that people paste shows them: ``zmq-io-silent`` takes a probe of our own,
+``node-silent`` and ``node-restarted`` a look at all nodes of a job at once, and ``ipc-path-removed`` is no verdict but
+a note beside one, told by paths that a live look tries itself.
 """
 
 from __future__ import annotations
