@@ -37,9 +37,9 @@ class ThreadView:
 
     @property
     def still(self) -> bool:
-        """The same frames (by name) in every dump, at least two."""
-        names = [tuple(f.name for f in s.frames) for s in self.stacks]
-        return len(names) >= 2 and len(names) == self.dumps and len(set(names)) == 1
+        """The same functions in every dump, at least two; all modules that are imported have one name: by file."""
+        frames = [tuple((f.name, f.file) for f in s.frames) for s in self.stacks]
+        return len(frames) >= 2 and len(frames) == self.dumps and len(set(frames)) == 1
 
     @property
     def frames(self) -> tuple[Frame, ...]:
