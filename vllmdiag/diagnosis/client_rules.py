@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import takewhile
 
+from vllmdiag.model.base import Missing
 from vllmdiag.model.diagnosis import Finding, Link, Subject
 from vllmdiag.model.sockets import Socket
 from vllmdiag.vllm.signatures import state_of
@@ -39,7 +40,7 @@ def _loop_blocked(case: Case) -> Iterator[Finding]:
             continue
         if not silent and case.scene.snapshot.pasted:
             yield from _loop_full(case, server.pid)
-        if not silent or not (act.still or _one_call(act)):
+        if not silent or _full_table(case, server.pid) or not (act.still or _one_call(act)):
             continue
         yield case.finding(
             "api-loop-blocked",
@@ -51,6 +52,13 @@ def _loop_blocked(case: Case) -> Iterator[Finding]:
             ],
             chain=case.chain(server.pid),
         )
+
+
+def _full_table(case: Case, pid: int) -> bool:
+    """No descriptor is left to accept a request with: that it goes unanswered, and is complained of, follows."""
+    process = case.scene.processes[pid]
+    limits = process.limits
+    return not isinstance(limits, Missing) and limits.nofile is not None and (process.n_fds or 0) >= limits.nofile
 
 
 def _one_call(act: Activity) -> bool:
