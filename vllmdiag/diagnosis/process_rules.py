@@ -371,6 +371,7 @@ def _uninterruptible(case: Case) -> Iterator[Finding]:
                 evidence=[f"state D in {looks} of {looks} samples{_used(case, process)}"],
                 chain=case.chain(*path_to(case, member.pid)),
                 confidence="medium" if looks > 1 else "low",
+                severity=None if lasts else "warning",  # what the log says for sure comes first
                 layer=None if lasts else 1,
                 since_s=case.since(member.pid),
             )

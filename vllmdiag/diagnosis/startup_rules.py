@@ -279,10 +279,16 @@ def _locked(case: Case, root: Standing, places: Sequence[Standing]) -> Finding:
         root,
         places,
         why,
-        more=words or ["no lock of a cache was found in /proc/locks, nor a lock file left behind"],
+        more=words or [_no_lock(case)],
         confidence="high" if only is not None else "medium",
         severity="warning" if alive else "",
     )
+
+
+def _no_lock(case: Case) -> str:
+    if case.scene.snapshot.pasted:
+        return "what would decide it: the lock files of the cache, who has them open (fuser), and /proc/locks"
+    return "no lock of a cache was found in /proc/locks, nor a lock file left behind"
 
 
 def _suspects(case: Case, root: Standing) -> list[FileLock]:
