@@ -82,9 +82,15 @@ def packed(*snapshots: Snapshot) -> bytes:
     return gzip.decompress(pack(snapshots, REDACTOR))
 
 
+@cache
+def said_anyway() -> bytes:
+    """What is in an archive whatever was seen: a secret that is a piece of it cannot be told from it."""
+    return packed(evidence("x y")) + packed(Snapshot(processes=(Process(pid=9),), target_pids=(9,)))
+
+
 def assert_gone(secret: str, archive: bytes) -> None:
     for form in {secret, msgspec.json.encode(secret).decode()[1:-1]}:
-        assert form.encode("utf-8") not in archive
+        assert form.encode("utf-8") not in archive or form.encode("utf-8") in said_anyway()
 
 
 def test_every_kind_of_evidence_is_among_those_that_are_filled() -> None:
@@ -217,7 +223,7 @@ def test_the_value_of_a_secret_option_is_left_nowhere(value: str, joined: bool) 
     option = (f"--api-key={value}",) if joined else ("--api-key", "first-one", value)
     process = Process(pid=9, cmdline=("/v/bin/vllm", "serve", "m", *option, "--port", "8000"), wchan=value)
     snapshot = Snapshot(processes=(process,), target_pids=(9,))
-    if value.lower() not in vocabulary():
+    if value.lower() not in KEPT:
         assert_gone(value, packed(snapshot))
     assert "--port" in REDACTOR.snapshots([snapshot])[0].processes[0].title.split()
 

@@ -80,8 +80,10 @@ def run(fault: Fault, say: Say, shape: Shape | None = None, window_s: float = WI
 
 def diagnosed(lab: Lab, window_s: float = WINDOW_S) -> Diagnosis:
     """What `vllmdiag diagnose` says of a lab; where nothing of it lives, of the machine."""
-    alive = [pid for pid, p in lab.processes().items() if p.state != "Z" and (p.title or pid == lab.root)]
-    target = lab.root if lab.root in alive else min(alive, default=None)
+    alive = {pid: p.title for pid, p in lab.processes().items() if p.state != "Z" and (p.title or pid == lab.root)}
+    # A resource tracker outlives its server for a moment, and belongs to nobody then.
+    titled = [pid for pid, title in alive.items() if title.startswith("VLLM::")]
+    target = lab.root if lab.root in alive else min(titled or alive, default=None)
     return diagnose(collect(target, None, window_s))
 
 
