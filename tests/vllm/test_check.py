@@ -20,7 +20,7 @@ from tests.vllm.server import START_DEADLINE_S, Server
 from tests.vllm.waiting import wait_until
 
 Launch = Callable[..., Server]
-LOAD_S = float(os.environ.get("VLLMDIAG_LOAD_S", "60"))
+LOAD_S = float(os.environ.get("VLLMDIAG_LOAD_S", "30"))
 STALL_S = 20.0
 """A kubelet that asks every 10 s and believes the second answer would have acted by then."""
 
