@@ -1,6 +1,6 @@
 """`check` as a probe of a real server: it never restarts one that is busy, idle or starting, and turns when one stands.
 
-``VLLMDIAG_LOAD_S=300`` makes the load test as long as a release deserves; a minute is for every day.
+``VLLMDIAG_LOAD_S=300`` makes the load test as long as a release deserves; half a minute is for every day.
 """
 
 from __future__ import annotations
