@@ -283,13 +283,14 @@ class _HeldUp:
         return self.undecided(4, f"all ranks are in the same collective and it does not finish: {said}")
 
     def _may_be_a_step(self, inside: list[Member]) -> bool:
-        """Ranks that use the processor may have come from one collective to the next alike between two looks.
+        """Ranks come from one collective to the next alike: seen in one for a moment, they may be well at work.
 
         Where one does not always get a processor, the others are seen in a collective whenever they wait for it.
         """
-        acts = [self.case.acts[w.pid] for w in inside]
-        computing = all(act.wants_cpu for act in acts)
-        return computing and (self.case.window_s < _LONGEST_STEP_S or any(act.starved >= _SHORT_OF_CPU for act in acts))
+        if self.case.scene.snapshot.pasted:
+            return False
+        short_of_cpu = any(self.case.acts[w.pid].starved >= _SHORT_OF_CPU for w in inside)
+        return short_of_cpu or self.case.window_s < _LONGEST_STEP_S
 
     def _unsent(self, root: Member) -> list[str]:
         """What the engine has sent over TCP to a rank, and the other end has not acknowledged in the whole window."""
