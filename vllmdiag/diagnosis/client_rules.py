@@ -18,6 +18,7 @@ from .motion import tokens_for_somebody
 _FULL_BYTES = 16 << 10
 """Less than this in a send queue is a packet on its way."""
 _FULL_CORE = 0.95
+_NOTICED_S = 1.5
 _LOOP = re.compile(r"(?:^|/)(?:asyncio|uvloop|selectors\.py)")
 
 
@@ -143,6 +144,8 @@ def _left_unnoticed(case: Case) -> Iterator[Finding]:
     works = [words for progress in case.progress.values() for words in progress.moved]
     if not left or not answers or not works or case.starting:
         return  # a loop that is blocked, or work that stands, is the reason then
+    if case.window_s < _NOTICED_S and not case.scene.snapshot.pasted:
+        return  # a busy loop may take as long to come to it
     who = Subject(role="Client", label=f"client {left[0].remote}")
     owner = next(pid for pid in left[0].pids if pid in servers)
     others = f" and {len(left) - 1} more" if len(left) > 1 else ""
