@@ -24,6 +24,7 @@ _STARVED = 0.3
 """A main thread that stood in the run queue for this share of the window may be slow for that reason alone."""
 _SHORT_OF_CPU = 0.1
 """The others, who wait for it, are then seen in their collective."""
+_SHORTEST_LOOK_S = 0.8
 _LONGEST_STEP_S = 2.0
 """Of a model on processors: nothing moves in the rings meanwhile."""
 _WAITS = ("idle", "collective", "gpu_wait", "wait_response", "wait_readers", "wait_start")
@@ -94,6 +95,9 @@ class _HeldUp:
         elif self.act.kind == IDLE:
             if not progress.moved:
                 yield from self._idle()
+        elif progress.frozen and not full and self._too_short():
+            summary = f"nothing moved in {self.case.window_s:.1f} s: too short a look to tell a step from a stall"
+            yield self.say("busy", self.engine, summary, severity="info", confidence="low")
         elif progress.frozen:
             # A message that a sleeper has not taken explains what the others wait for, on the GPU too.
             asleep = any(self._asleep(worker) for worker, _ in laggards(self.case, self.engine))
@@ -102,6 +106,10 @@ class _HeldUp:
                 return
             at_gpu = held_up(self.case, self.engine) if not asleep else None
             yield from [at_gpu] if at_gpu is not None else self._frozen()
+
+    def _too_short(self) -> bool:
+        """A live look shorter than steps often are."""
+        return not self.case.scene.snapshot.pasted and 0 < self.case.window_s < _SHORTEST_LOOK_S
 
     def _one_look(self) -> Iterator[Finding]:
         """Pasted evidence of one moment: where to look, and no more, unless everybody waits for everybody."""
