@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from vllmdiag.model.base import known
 from vllmdiag.model.http import MetricsScrape
 from vllmdiag.model.ring import SlotState
@@ -58,15 +60,8 @@ def view(snapshot: Snapshot) -> InstanceView:
             missing=missing_of(snapshot),
         )
     case = Case(scene)
-    return InstanceView(
-        observed_at=snapshot.observed_at,
-        window_s=snapshot.window_s,
-        vllm_version=scene.version,
-        model=scene.options.model if scene.options is not None else None,
-        node=snapshot.node.hostname,
-        port=next(iter(scene.http_ports), None),
-        members=tuple(_member(case, m) for m in scene.instance.members),
-        rings=tuple(_ring(case, r) for r in case.rings),
+    return msgspec.structs.replace(
+        _moving(case),
         segments=tuple(_segment(snapshot, case, s) for s in snapshot.segments),
         mounts=tuple(_mounts(case)),
         endpoints=endpoint_views(case),
@@ -125,17 +120,7 @@ def live_view(snapshot: Snapshot) -> InstanceView:
     scene = scene_of(snapshot)
     if scene is None:
         return InstanceView(observed_at=snapshot.observed_at, node=snapshot.node.hostname)
-    case = Case(scene)
-    return InstanceView(
-        observed_at=snapshot.observed_at,
-        window_s=snapshot.window_s,
-        vllm_version=scene.version,
-        model=scene.options.model if scene.options is not None else None,
-        node=snapshot.node.hostname,
-        port=next(iter(scene.http_ports), None),
-        members=tuple(_member(case, m) for m in scene.instance.members),
-        rings=tuple(_ring(case, r) for r in case.rings),
-    )
+    return _moving(Case(scene))
 
 
 def _ring(case: Case, ring: Ring) -> RingView:
@@ -324,3 +309,18 @@ def _stacks(case: Case) -> Iterator[StackView]:
                 owns_gil=any(s.owns_gil for s in thread.stacks),
                 cpu=round(thread.cpu, 3) if thread.cpu is not None else None,
             )
+
+
+def _moving(case: Case) -> InstanceView:
+    """What both views begin with: the instance, its members and its rings."""
+    scene, snapshot = case.scene, case.scene.snapshot
+    return InstanceView(
+        observed_at=snapshot.observed_at,
+        window_s=snapshot.window_s,
+        vllm_version=scene.version,
+        model=scene.options.model if scene.options is not None else None,
+        node=snapshot.node.hostname,
+        port=next(iter(scene.http_ports), None),
+        members=tuple(_member(case, m) for m in scene.instance.members),
+        rings=tuple(_ring(case, r) for r in case.rings),
+    )
